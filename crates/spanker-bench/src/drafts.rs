@@ -96,7 +96,7 @@ pub struct DraftRow {
     pub accepted: u64,
     /// Seconds of all tokens without guesses, and with.
     #[serde(skip)]
-    pub seconds: [f64; 2],
+    seconds: [f64; 2],
 }
 
 /// How tasks are measured.
@@ -114,28 +114,63 @@ pub struct DraftWork {
     pub source: DraftSource,
 }
 
-/// Runs tasks one after the other, and gives each to `show` when it is done. `small` guesses where a model does.
+/// What guesses gain in all tasks of a kind together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KindGain {
+    /// The kind.
+    pub kind: String,
+    /// How many tasks.
+    pub tasks: usize,
+    seconds: [f64; 2],
+}
+
+impl KindGain {
+    /// The time without guesses over that with them.
+    #[must_use]
+    pub fn gained(&self) -> f64 {
+        self.seconds[0] / self.seconds[1].max(1e-9)
+    }
+
+    fn add(all: &mut Vec<KindGain>, row: &DraftRow) {
+        let at = all.iter().position(|known| known.kind == row.kind).unwrap_or(all.len());
+        if at == all.len() {
+            all.push(KindGain { kind: row.kind.clone(), tasks: 0, seconds: [0.0; 2] });
+        }
+        all[at].tasks += 1;
+        all[at].seconds.iter_mut().zip(row.seconds).for_each(|(sum, time)| *sum += time);
+    }
+}
+
+/// Runs tasks one after the other, and gives each to `show` when it is done. `small` guesses where a model does. What comes
+/// of it is what guesses gain in each kind of task.
 ///
 /// # Errors
-/// What planning, loading or running the model fails with; [`BenchError::Wrong`] if tokens with guesses are others.
-pub fn drafts(
+/// What planning, loading or running the model fails with; [`BenchError::Wrong`] if tokens with guesses are others; what
+/// `show` fails with.
+pub fn drafts<E: From<BenchError>>(
     host: &Host,
     model: &Model,
     tasks: &[Task],
     work: &DraftWork,
     small: Option<DraftModel>,
-    mut show: impl FnMut(&DraftRow) -> Result<()>,
-) -> Result<()> {
-    let plan = host.plan(model, &work.request, &work.wish)?;
-    let options = Options { audit: work.request.audit, ..Options::default() };
-    let mut engine = Engine::load_with(host, model, plan.clone(), options)?;
+    mut show: impl FnMut(&DraftRow) -> Result<(), E>,
+) -> Result<Vec<KindGain>, E> {
+    let load = || -> Result<(Plan, Engine<'_>)> {
+        let plan = host.plan(model, &work.request, &work.wish)?;
+        let options = Options { audit: work.request.audit, ..Options::default() };
+        Ok((plan.clone(), Engine::load_with(host, model, plan, options)?))
+    };
+    let (plan, mut engine) = load()?;
     if let Some(small) = small {
         engine.set_draft_model(small);
     }
+    let mut kinds = Vec::new();
     for task in tasks {
-        show(&one(&mut engine, model, &plan, task, work)?)?;
+        let row = one(&mut engine, model, &plan, task, work)?;
+        show(&row)?;
+        KindGain::add(&mut kinds, &row);
     }
-    Ok(())
+    Ok(kinds)
 }
 
 fn one(

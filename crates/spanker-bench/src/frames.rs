@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use serde::Serialize;
+use spanker_link::measure;
 use spanker_link::sim::{Case, run as simulate};
-use spanker_link::{Speed, measure};
 
 use crate::error::Result;
 
@@ -31,13 +31,40 @@ pub struct SimulatedLink {
     pub frames_per_second: f64,
 }
 
-/// Times frames of each size on one core, one size at a time: its bytes of payload, and how fast they are made and read.
-/// `begins` is called with the size.
-pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = (usize, Speed)> {
+/// How fast frames of one size are made and read, in GB/s of payload.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct FrameRow {
+    /// Bytes of payload.
+    pub payload_bytes: usize,
+    /// Making and reading them.
+    pub both_gbps: f64,
+    /// Making them.
+    pub encode_gbps: f64,
+    /// Reading them.
+    pub decode_gbps: f64,
+    /// Their checksums alone.
+    pub crc32c_gbps: f64,
+    /// Copying them.
+    pub memcpy_gbps: f64,
+    /// What making and reading shall reach.
+    pub bar_gbps: f64,
+}
+
+/// Times frames of each size on one core, one size at a time. `begins` is called with the size.
+pub fn frames(mut begins: impl FnMut(usize)) -> impl Iterator<Item = FrameRow> {
     let start = Instant::now();
-    PAYLOADS.into_iter().map(move |payload| {
-        begins(payload);
-        (payload, measure(payload, REPEATS, || start.elapsed().as_secs_f64()))
+    PAYLOADS.into_iter().map(move |payload_bytes| {
+        begins(payload_bytes);
+        let speed = measure(payload_bytes, REPEATS, || start.elapsed().as_secs_f64());
+        FrameRow {
+            payload_bytes,
+            both_gbps: speed.both,
+            encode_gbps: speed.encode,
+            decode_gbps: speed.decode,
+            crc32c_gbps: speed.crc,
+            memcpy_gbps: speed.copy,
+            bar_gbps: FRAMES_BAR_GBPS,
+        }
     })
 }
 

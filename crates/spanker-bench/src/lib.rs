@@ -48,19 +48,30 @@ mod planner;
 #[cfg(feature = "mpi")]
 pub mod ranks;
 mod row;
+mod samples;
 mod serve;
+mod sizes;
 mod turns;
 
 pub use cards::Cards;
 pub use claims::{ClaimCosts, claims};
 pub use collective::{BenchTarget, Case, Method, MethodChoice, rows};
-pub use drafts::{DraftRow, DraftWork, Task, drafts};
+pub use drafts::{DraftRow, DraftWork, KindGain, Task, drafts};
 pub use element::BenchElement;
 pub use error::{BenchError, Result};
-pub use frames::{FRAMES_BAR_GBPS, SIMULATED_PAYLOAD, SimulatedLink, frames, simulated_link};
+pub use frames::{
+    FRAMES_BAR_GBPS, FrameRow, SIMULATED_PAYLOAD, SimulatedLink, frames, simulated_link,
+};
 pub use host::HostMemory;
-pub use links::{LinkProbe, LinkSample, probe_links, save_links};
+pub use links::{
+    LinkProbe, LinkSample, LinkSurvey, SkippedLink, probe_links, save_links, survey_links,
+};
 pub use model::{Limit, Memory, ModelRow, Phase, TokenTime, Work, model};
 pub use planner::{PlanTime, SimulationTime, planner, simulation};
 pub use row::{Beside, Forecast, Measured, Row};
-pub use serve::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
+pub use samples::SampleTable;
+pub use serve::{
+    LoadSeen, LoadTarget, OwnServer, OwnSteps, ServeBench, ServeRow, Times, load_server,
+    local_address,
+};
+pub use sizes::{Sizes, bytes, human};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use spanker_engine::explain;
+use spanker_engine::{CardList, EngineError, directory, explain};
 use spanker_plan::Line;
 use spanker_runtime::SpankerControl;
 use spanker_scheduler::{
@@ -48,6 +48,80 @@ pub struct LinkSample {
     pub bytes: u64,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// What the links between some cards take, and the schema of `spanker probe --json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct LinkSurvey {
+    /// Where the cards are.
+    pub directory: String,
+    /// What the cards are and whose clock times are by.
+    pub nature: &'static str,
+    /// Links that were measured.
+    pub links: Vec<LinkProbe>,
+    /// Links that were not, because they are not up.
+    pub skipped: Vec<SkippedLink>,
+}
+
+/// A link that is not up.
+#[derive(Debug, Clone, Serialize)]
+pub struct SkippedLink {
+    /// The card that would send.
+    pub from: usize,
+    /// The card that would receive.
+    pub to: usize,
+    /// How the link is.
+    pub state: String,
+}
+
+/// Measures every link between the cards that a list names, or all that answer, and keeps what was found beside the cards'
+/// devices. `begins` and `detect` are those of [`probe_links`].
+///
+/// # Errors
+/// Cards that do not answer, links that are all down, and a file that cannot be written.
+pub fn survey_links(
+    folder: &Path,
+    list: Option<&CardList>,
+    sizes: &[usize],
+    detect: Duration,
+    begins: impl FnMut((usize, usize), (usize, usize), usize),
+) -> Result<LinkSurvey> {
+    let unavailable = |what: String, hint: Option<&str>| EngineError::Unavailable {
+        what,
+        hint: hint.map(str::to_owned),
+    };
+    let indices = match list {
+        // Without a word about cards, those that are left are measured.
+        None => directory::alive(folder),
+        Some(_) => directory::chosen(folder, list)?,
+    };
+    if indices.is_empty() {
+        let first = directory::first(folder);
+        let what = format!("no cards that answer at {}", first.display());
+        return Err(unavailable(what, Some(directory::HINT)).into());
+    }
+    let cards = directory::open(folder, &indices)?;
+    let info = cards.sails()[0].info();
+    let info = info.map_err(|error| directory::blamed(folder, &indices, &error))?;
+    let links = probe_links(&cards, sizes, detect, begins).collect::<Result<Vec<_>>>()?;
+    if links.is_empty() {
+        let what = format!("no link is up between cards {}", directory::list(&indices));
+        return Err(unavailable(what, None).into());
+    }
+    save_links(folder, &links)?;
+    let down = cards.links().iter().filter(|link| link.state != LinkState::Up);
+    let index = |place: usize| cards.indices()[place];
+    let skipped = down.map(|link| SkippedLink {
+        from: index(link.local_sail),
+        to: index(link.remote_sail),
+        state: link.state.to_string(),
+    });
+    Ok(LinkSurvey {
+        directory: folder.display().to_string(),
+        nature: directory::nature(info.pace),
+        skipped: skipped.collect(),
+        links,
+    })
 }
 
 /// Measures every link of some cards that is up, one at a time. `begins` is called with the link, which one it is of how many, and

@@ -3,6 +3,7 @@
 //! and answers of given lengths, over connections to this machine. What each of them saw, beside what was foretold.
 
 mod ask;
+mod own;
 mod row;
 
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use spanker_engine::{ServiceLoad, middle_and_tail};
 
 use crate::error::{BenchError, Result};
 use ask::{Answer, Connection, Refused};
+pub use own::{OwnServer, ServeBench, local_address};
 pub use row::{OwnSteps, ServeRow, Times};
 
 /// A server that is loaded.

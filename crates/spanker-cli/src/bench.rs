@@ -3,7 +3,6 @@
 
 mod fixed;
 mod model;
-mod samples;
 mod serve;
 mod table;
 mod targets;
@@ -12,13 +11,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use spanker_bench::{BenchError, BenchTarget, Beside, Case, MethodChoice, rows};
+use spanker_bench::{BenchTarget, Beside, Case, MethodChoice, SampleTable, Sizes, human, rows};
+use spanker_engine::CardList;
 use spanker_scheduler::{Collective, DType, ReduceOp, Threads};
 
-use crate::directory::CardList;
-use crate::sizes::{Sizes, human};
-use crate::{Usage, fault, output, ranks};
-use samples::Samples;
+use crate::{output, ranks, refuse, times, usage};
 
 /// Measure a collective, in host memory or on cards
 ///
@@ -74,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CARD")]
     root: Option<usize>,
     /// Threads of the fused path: a number, or auto
-    #[arg(long, default_value = "auto", value_parser = threads)]
+    #[arg(long, default_value = "auto", value_parser = Threads::from_str)]
     threads: Threads,
     /// auto (fused, or on cards the cheapest by prediction), fused (one address space, no messages),
     /// messages (the message algorithm that suits the size), ring, recursive-doubling,
@@ -87,7 +84,7 @@ pub(crate) struct Args {
     budget: u64,
     /// How long no card may get on with its work, with --fabric cards [default: 300ms], or one call may take,
     /// with --fabric mpi [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = fault::detect)]
+    #[arg(long, value_name = "TIME", value_parser = times::timeout)]
     deadline: Option<Duration>,
     /// With --fabric cuda, compare every type, operation and odd length with the host's bits instead, and play what every fabric must do
     #[arg(long)]
@@ -123,8 +120,8 @@ impl Args {
     pub(crate) fn takes_ranks(&self) -> bool {
         let alone = ["planner", "link", "claims"].contains(&self.name());
         match &self.kind {
-            Some(Kind::Model(args)) => args.takes_ranks(),
-            Some(Kind::Serve(args)) => args.takes_ranks(),
+            Some(Kind::Model(args)) => args.llm(None).takes_ranks(),
+            Some(Kind::Serve(args)) => args.model.on.takes_ranks(),
             None => !alone && self.fabric() == BenchFabric::Mpi,
         }
     }
@@ -139,19 +136,9 @@ enum BenchFabric {
     Mpi,
 }
 
-fn refuse<T>(text: impl Into<String>) -> anyhow::Result<T> {
-    Err(Usage(text.into()).into())
-}
-
-/// More threads than this help no machine that people have.
-const MOST_THREADS: usize = 256;
-
-fn threads(text: &str) -> Result<Threads, String> {
-    match (text, text.parse::<usize>()) {
-        ("auto", _) => Ok(Threads::Auto),
-        (_, Ok(count @ 1..=MOST_THREADS)) => Ok(Threads::Exactly(count)),
-        _ => Err(format!("'{text}' threads: expected auto or 1 to {MOST_THREADS}")),
-    }
+/// A number that is more than nothing, and not too large.
+fn count(most: u64) -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=most)
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -160,7 +147,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(Kind::Serve(args)) => return serve::run(args),
         None => {}
     }
-    let samples = Samples::begin(args)?;
+    let samples = samples(args)?;
     match (args.name(), args.fabric()) {
         ("planner", _) => fixed::planner(args.json),
         ("link", _) => fixed::link(args.json),
@@ -179,16 +166,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         #[cfg(feature = "mpi")]
         (_, BenchFabric::Mpi) => targets::mpi(args, samples),
         #[cfg(not(feature = "mpi"))]
-        (_, BenchFabric::Mpi) => Err(ranks::without_mpi().into()),
+        (_, BenchFabric::Mpi) => Err(ranks::without_mpi()),
     }
 }
 
-/// An error of a benchmark as the command tells it.
-pub(crate) fn failure(error: BenchError) -> anyhow::Error {
-    match error {
-        BenchError::Engine(error) => error.into(),
-        other => other.into(),
+/// The table that rows are added to, if one is wanted.
+fn samples(args: &Args) -> anyhow::Result<Option<SampleTable>> {
+    let Some(path) = &args.csv else { return Ok(None) };
+    if args.name() != "all-reduce" || args.check {
+        let name = args.name();
+        return refuse(format!("--csv is for all-reduce, which is fitted, not for {name}"));
     }
+    Ok(Some(SampleTable::open(path)?))
 }
 
 /// Measures all sizes and shows their rows, if this process is the one that speaks.
@@ -197,7 +186,7 @@ fn show<P: BenchTarget>(
     target: &mut P,
     case: &Case,
     sizes: &[usize],
-    mut samples: Samples,
+    mut samples: Option<SampleTable>,
     speaks: bool,
 ) -> anyhow::Result<()> {
     let measuring = |at: usize, size: usize| {
@@ -207,29 +196,27 @@ fn show<P: BenchTarget>(
         }
     };
     let (mut wrong, mut unsteady) = (0, Vec::new());
-    let mut table = output::Rows::default();
+    let mut table = output::Rows::new(args.json);
     for row in rows(target, case, sizes, measuring) {
         output::progress_done();
-        let row = row.map_err(failure)?;
+        let row = row?;
         wrong += row.wrong;
         if !speaks {
             continue;
         }
-        samples.add(&row)?;
-        match args.json {
-            true => output::json(&row)?,
-            false => table.add(&table::cells(&row))?,
-        }
+        samples.as_mut().map_or(Ok(()), |samples| samples.add(&row))?;
+        table.add(&row, table::cells)?;
         match row.beside {
             // Other ranks measure all rows, and wait for this one.
             Beside::Ranks { steady, .. } => {
                 unsteady.extend((!steady).then(|| human(row.bytes_per_card)));
             }
-            _ if samples.is_useless() => break,
+            // Further rows are of use to nobody.
+            _ if samples.is_none() && output::is_unread() => break,
             _ => {}
         }
     }
-    target.verdict(wrong).map_err(failure)?;
+    target.verdict(wrong)?;
     if !unsteady.is_empty() {
         let list = unsteady.join(", ");
         output::note(format_args!("this machine changed while these sizes were measured: {list}"));
@@ -238,37 +225,37 @@ fn show<P: BenchTarget>(
 }
 
 /// The sizes of the rows. A barrier moves nothing, so it has one row whatever was asked for.
-fn sizes(args: &Args, usual: &str) -> Result<Vec<usize>, Usage> {
+fn sizes(args: &Args, usual: &str) -> anyhow::Result<Vec<usize>> {
     if named(args)? == Collective::Barrier {
         return Ok(vec![0]);
     }
-    let Sizes(sizes) = args.sizes.clone().map_or_else(|| usual.parse(), Ok).map_err(Usage)?;
+    let Sizes(sizes) = args.sizes.clone().map_or_else(|| usual.parse(), Ok).map_err(usage)?;
     let least = args.dtype.size();
     match sizes.iter().find(|&&size| size < least) {
-        Some(size) => Err(Usage(format!("--sizes {size}: less than one element of {least} bytes"))),
+        Some(size) => refuse(format!("--sizes {size}: less than one element of {least} bytes")),
         None => Ok(sizes),
     }
 }
 
-fn named(args: &Args) -> Result<Collective, Usage> {
-    args.name().parse::<Collective>().map_err(|error| Usage(error.to_string()))
+fn named(args: &Args) -> anyhow::Result<Collective> {
+    args.name().parse::<Collective>().map_err(|error| usage(error.to_string()))
 }
 
 /// What is measured over so many cards, if it is defined for the type.
-fn case(args: &Args, ranks: usize, root: usize) -> Result<Case, Usage> {
+fn case(args: &Args, ranks: usize, root: usize) -> anyhow::Result<Case> {
     let collective = named(args)?.with_root(root);
     if collective.reduces() && !args.op.is_defined_for(args.dtype) {
-        return Err(Usage(format!("--op {} is not defined for --dtype {}", args.op, args.dtype)));
+        return refuse(format!("--op {} is not defined for --dtype {}", args.op, args.dtype));
     }
     let budget = Duration::from_millis(args.budget);
     Ok(Case { collective, op: args.op, dtype: args.dtype, ranks, budget })
 }
 
 /// The root among so many cards.
-fn root(args: &Args, ranks: usize, what: &str) -> Result<usize, Usage> {
+fn root(args: &Args, ranks: usize, what: &str) -> anyhow::Result<usize> {
     match args.root.unwrap_or(0) {
         root if root < ranks => Ok(root),
-        root => Err(Usage(format!("--root {root}: there are {what} 0 to {}", ranks - 1))),
+        root => refuse(format!("--root {root}: there are {what} 0 to {}", ranks - 1)),
     }
 }
 

@@ -3,10 +3,9 @@
 
 mod show;
 
-use spanker_engine::{mock_cards, survey_cards};
-use spanker_scheduler::MAX_RANKS;
+use spanker_engine::{directory, mock_cards, survey_cards};
 
-use crate::{Usage, directory, output};
+use crate::output;
 
 /// Show the cards and the links between them
 ///
@@ -29,15 +28,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = match args.mock {
-        Some(0) => return Err(Usage("--mock 0: a group has at least one card".into()).into()),
-        Some(count) if count > MAX_RANKS => {
-            return Err(Usage(format!("--mock {count}: more than {MAX_RANKS} cards")).into());
-        }
-        Some(count) => mock_cards(count),
+        Some(count) => mock_cards(count)?,
         None => survey_cards(&directory::find())?,
     };
-    match args.json {
-        true => output::json(&report),
-        false => show::show(&report),
-    }
+    output::report(args.json, &report, show::show)
 }

@@ -5,15 +5,12 @@ mod input;
 
 use std::path::Path;
 
-use spanker_engine::{Conversation, Engine, EngineError, Limits, Options, Sampling, Stop};
-use spanker_plan::Request;
+use spanker_engine::{Conversation, Engine, EngineError, Limits, Sampling, Stop, files};
 
-use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, DraftArgs, Place, SampleArgs, Split};
+use crate::llm::{AuditArgs, DraftArgs, Place, PlaceArgs, SampleArgs};
 use crate::run::Audience;
-use crate::{Usage, output};
+use crate::{output, refuse};
 use input::{Input, Interrupts, Lines};
-use spanker_engine::files;
 
 /// Tokens of a turn that a plan is priced for.
 const TURN: usize = 64;
@@ -31,10 +28,7 @@ const TURN: usize = 64;
   mpirun -n 3 spanker chat -m smollm2-135m")]
 pub(crate) struct Args {
     #[command(flatten)]
-    llm: llm::Args,
-    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
-    #[arg(long, value_name = "CARDS")]
-    cards: Option<CardList>,
+    pub(crate) on: PlaceArgs,
     /// What the model is told before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -47,23 +41,13 @@ pub(crate) struct Args {
     audit: AuditArgs,
     #[command(flatten)]
     draft: DraftArgs,
-    /// How to split the model [default: the planner's best that gives the bits of one card]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
-}
-
-impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.takes_ranks()
-    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.n_predict == 0 {
-        return Err(Usage("--n-predict 0: at least one token is generated".into()).into());
+        return refuse("--n-predict 0: at least one token is generated");
     }
-    llm::on_host(&args.llm, args.cards.as_ref(), None, |place| lead(args, place))
+    args.on.lead(None, |place| lead(args, place))
 }
 
 fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
@@ -71,15 +55,10 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
     let stop = Stop::default();
     // Before any thread is started, which would take signals itself.
     let interrupts = Interrupts::watch(&stop)?;
-    let audit = host.audit(args.audit.audit)?;
-    let (draft, small) = (args.draft.source(), args.draft.load(place)?);
-    let request =
-        Request { audit, guesses: draft.most(), ..place.request(TURN.min(*context), 128) };
-    let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
-    let mut engine = Engine::load_with(host, model, plan, Options { record: false, audit, draft })?;
-    if let Some(small) = small {
-        engine.set_draft_model(small);
-    }
+    let request = place.request(TURN.min(*context), 128);
+    let engine = place.load((&args.audit, &args.draft), request, false, |request| {
+        Ok(host.plan(model, request, &args.on.wish())?)
+    })?;
     let timeout = host.rank_place().map(|place| place.timeout / 4);
     let mut chat = Chat::new(args, place, engine, stop)?;
     let lines = Lines::read();
@@ -103,19 +82,16 @@ fn lead(args: &Args, place: &Place) -> anyhow::Result<()> {
             Ok(Going::Home) => break,
             // A turn that cannot be answered is no reason to end the conversation.
             Err(error) if chat.engine.is_loaded() && is_survivable(&error) => {
-                failed += u32::from(!lines.watched);
-                output::said_line(format_args!("{error:#}"));
-                if let Some(hint) = error.downcast_ref().and_then(EngineError::hint) {
-                    output::said_line(format_args!("hint: {hint}"));
-                }
+                failed += usize::from(!lines.watched);
+                log!("{error:#}");
+                output::hint(&error);
             }
             Err(error) => return Err(error),
         }
     }
     match failed {
         0 => Ok(()),
-        1 => anyhow::bail!("1 line could not be answered"),
-        failed => anyhow::bail!("{failed} lines could not be answered"),
+        failed => anyhow::bail!("{} could not be answered", output::count(failed, "line")),
     }
 }
 
@@ -182,21 +158,15 @@ impl<'p> Chat<'p> {
     fn turn(&mut self, text: &str) -> anyhow::Result<()> {
         let before = self.conversation.clone();
         self.conversation.ask(text);
-        match self.answer() {
+        let answer = self.answer();
+        match &answer {
             // Stopped before the first word: as if it had not been asked.
-            Ok(answer) if answer.is_empty() && self.limits.stop.is_stopped() => {
-                self.conversation = before;
-                output::line("")
+            Ok(answer) if !(answer.is_empty() && self.limits.stop.is_stopped()) => {
+                self.conversation.answer(answer.clone());
             }
-            Ok(answer) => {
-                self.conversation.answer(answer);
-                output::line("")
-            }
-            Err(error) => {
-                self.conversation = before;
-                Err(error)
-            }
+            _ => self.conversation = before,
         }
+        answer.and_then(|_| output::line(""))
     }
 
     fn answer(&mut self) -> anyhow::Result<String> {
@@ -210,26 +180,12 @@ impl<'p> Chat<'p> {
         let before = wrong(&self.engine);
         let (sampling, limits) = (self.sampling.clone(), self.limits.clone());
         let stop = limits.stop.clone();
-        let mut generation = self.engine.generate(&tokens[kept..], sampling, limits)?;
-        let audience = Audience::of(false);
-        for piece in &mut generation {
-            let piece = piece?;
-            if let Some(correction) = &piece.corrects {
-                audience.correct(correction)?;
-            }
-            output::text(&piece.text)?;
-            // Whoever stops reading ends the conversation.
-            if output::is_unread() {
-                stop.stop();
-            }
-        }
-        let (answer, sampling) = generation.into_answer();
+        let generation = self.engine.generate(&tokens[kept..], sampling, limits)?;
+        let (answer, sampling) = Audience::of(false).stream(generation, &stop)?;
         self.sampling = sampling;
         self.stats = self.engine.summary(&answer)?.lines();
         if wrong(&self.engine) > before && self.conversation.turns().len() > 1 {
-            output::said_line(format_args!(
-                "answers before this one came from the same cards and may be wrong"
-            ));
+            log!("answers before this one came from the same cards and may be wrong");
         }
         Ok(answer.text)
     }
@@ -248,12 +204,12 @@ impl<'p> Chat<'p> {
             "save" => {
                 files::write(file()?, self.conversation.to_json())?;
                 let turns = self.conversation.turns().len();
-                output::said_line(format_args!("saved {rest}: {turns} turns"));
+                log!("saved {rest}: {turns} turns");
             }
             "load" => {
                 self.conversation.load_json(&files::read(file()?, MOST_SAVED)?)?;
                 let turns = self.conversation.turns().len();
-                output::said_line(format_args!("loaded {rest}: {turns} turns"));
+                log!("loaded {rest}: {turns} turns");
             }
             _ => anyhow::bail!("/{name}: no such command\n{HELP}"),
         }

@@ -3,16 +3,14 @@
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use anyhow::Context;
-use spanker_plan::{CompareError, Origin, Trace, compare, read_perfetto};
-
-use crate::{Usage, output};
 use spanker_engine::files;
+use spanker_plan::{CompareError, Origin, Trace, compare};
 
-/// The largest file of a trace, in bytes.
-const MOST_TRACE: u64 = 512 << 20;
+use crate::report::{MOST_TRACE, traces};
+use crate::{output, ranges, refuse};
+
 /// What to do about traces of different things.
 const OTHER: &str = "predict what ran: 'spanker run --compare' does; or give 'spanker plan' the fabric, the cards and --prompt with \
                      the prompt's tokens, and 'spanker simulate' --prompt";
@@ -39,32 +37,11 @@ pub(crate) struct Args {
     /// A trace from 'spanker run --trace', or from another simulation
     measured: PathBuf,
     /// Tokens to compare: a number or a range as in 8..15, both ends included [default: all]
-    #[arg(long, value_name = "FROM..TO")]
-    tokens: Option<Tokens>,
+    #[arg(long, value_name = "FROM..TO", value_parser = ranges::tokens)]
+    tokens: Option<RangeInclusive<u32>>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Tokens of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Tokens(RangeInclusive<u32>);
-
-impl FromStr for Tokens {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Tokens, String> {
-        let bad = || format!("'{text}': expected a token, or a range as in 8..15");
-        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| bad());
-        let (from, to) = match text.split_once("..") {
-            None => (number(text)?, number(text)?),
-            Some((from, to)) => (number(from)?, number(to)?),
-        };
-        if from > to {
-            return Err(format!("range '{text}' runs backwards"));
-        }
-        Ok(Tokens(from..=to))
-    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -78,12 +55,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         error => error.into(),
     })?;
-    if let Some(Tokens(range)) = &args.tokens {
+    if let Some(range) = &args.tokens {
         comparison = comparison.of_tokens(range);
         if comparison.steps.is_empty() {
             let why = comparison.left_out.first().map_or("the traces have none", |left| &left.why);
             let (from, to) = (range.start(), range.end());
-            return Err(Usage(format!("--tokens {from}..{to}: no step to compare: {why}")).into());
+            return refuse(format!("--tokens {from}..{to}: no step to compare: {why}"));
         }
     }
     if args.json {
@@ -94,27 +71,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Reads the trace of a file that is of the first of these origins.
 fn read(path: &Path, origins: &[Origin]) -> anyhow::Result<Trace> {
-    let text = files::read(path, MOST_TRACE)?;
-    let shown = || path.display().to_string();
-    let mut traces = read_perfetto(&text).with_context(shown)?;
+    let mut traces = traces(path)?;
     let wanted = |origin: &Origin| traces.iter().position(|(found, _)| found == origin);
-    if let Some(index) = origins.iter().find_map(wanted) {
-        return Ok(traces.swap_remove(index).1);
-    }
-    // The traces are the other way round.
-    Trace::from_perfetto(&text, origins[0]).with_context(shown)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_read_as_a_number_or_a_range_with_both_ends() {
-        assert_eq!("7".parse(), Ok(Tokens(7..=7)));
-        assert_eq!("8..15".parse(), Ok(Tokens(8..=15)));
-        for bad in ["", "..", "8..", "15..8", "-1", "8...9", "a..b", "99999999999"] {
-            assert!(bad.parse::<Tokens>().is_err(), "{bad}");
-        }
+    match origins.iter().find_map(wanted) {
+        Some(index) => Ok(traces.swap_remove(index).1),
+        // The traces are the other way round.
+        None => Trace::from_perfetto(&files::read(path, MOST_TRACE)?, origins[0])
+            .with_context(|| path.display().to_string()),
     }
 }

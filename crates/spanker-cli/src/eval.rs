@@ -5,16 +5,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use spanker_engine::eval::{self, EvalOf, Ledger, Tally};
-use spanker_engine::{Engine, files, models};
+use spanker_engine::eval::{Evaluation, Tally};
+use spanker_engine::{Engine, EngineError, models};
 use spanker_twin::Signals;
 
-use crate::directory::CardList;
-use crate::llm::{self, Place, Split};
-use crate::{Interrupted, Usage, output};
-
-/// More than any file of items has.
-const MOST_ITEMS: u64 = 1 << 30;
+use crate::llm::{Place, PlaceArgs};
+use crate::{output, refuse};
 
 /// Measure how well a model knows texts: bits per byte, and accuracy
 ///
@@ -37,13 +33,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     items: String,
     #[command(flatten)]
-    llm: llm::Args,
-    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
-    #[arg(long, value_name = "CARDS")]
-    cards: Option<CardList>,
-    /// How to split the model [default: the planner's best that gives the bits of one card]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
+    pub(crate) on: PlaceArgs,
     /// Only the first N items
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -55,113 +45,75 @@ pub(crate) struct Args {
     json: bool,
 }
 
-impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.takes_ranks()
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.limit == Some(0) {
-        return Err(Usage("--limit 0: at least one item is scored".into()).into());
+        return refuse("--limit 0: at least one item is scored");
     }
     let signals = Signals::take()?;
-    llm::on_host(&args.llm, args.cards.as_ref(), None, |place| lead(args, place, &signals))
+    args.on.lead(None, |place| lead(args, place, &signals))
 }
 
 fn lead(args: &Args, place: &Place, signals: &Signals) -> anyhow::Result<()> {
     let Place { host, model, context, .. } = place;
-    let path = models::find_data(&args.items)?;
-    let text = files::read(&path, MOST_ITEMS)?;
-    let mut items = eval::read_items(&path, &text)?;
-    items.truncate(args.limit.unwrap_or(usize::MAX));
-    let of = EvalOf::new(model, &text, *context, args.llm.kv.name());
-    let mut tally = Tally::default();
-    let mut ledger = None;
-    if let Some(out) = &args.out {
-        let (opened, scores) = Ledger::open(out, &of)?;
-        let known = |line: usize| scores.iter().find(|score| score.line == line);
-        items.retain(|item| known(item.line).inspect(|score| tally.add(score)).is_none());
-        ledger = Some(opened);
-    }
-    let (resumed, all) = (tally.items, tally.items + items.len());
-    let longest = items.iter().map(|item| item.context.len()).max().unwrap_or(0);
-    let request = place.request((longest / 4).clamp(1, context - 1), 1);
-    let begun = Instant::now();
-    if !items.is_empty() {
-        let plan = host.plan(model, &request, &args.llm.wish(args.split))?;
+    let items = (&*models::find_data(&args.items)?, args.limit.unwrap_or(usize::MAX));
+    let kept = (*context, args.on.llm.kv.name());
+    let mut found = Evaluation::open(items, model, kept, args.out.as_deref())?;
+    let (begun, all) = (Instant::now(), found.all());
+    if let Some(longest) = found.longest() {
+        let request = place.request(longest.clamp(1, context - 1), 1);
+        let plan = host.plan(model, &request, &args.on.wish())?;
         let mut engine = Engine::load(host, model, plan)?;
-        let mut shown = begun;
-        for item in &items {
-            if signals.caught().end {
-                return Err(interrupted(args, &tally, all));
+        let scored = found.run(&mut engine, |tally| {
+            if tally.items > 0 {
+                output::progress_of(tally.items as u64, all as u64, &tally.words());
             }
-            let score = eval::score(&mut engine, item)?;
-            if let Some(ledger) = &mut ledger {
-                ledger.keep(&score)?;
-            }
-            tally.add(&score);
-            if shown.elapsed() > Duration::from_millis(500) {
-                shown = Instant::now();
-                output::progress_of(tally.items as u64, all as u64, &words(&tally));
-            }
-        }
+            !signals.caught().end
+        });
+        output::progress_done();
+        scored.inspect_err(|error| note_end(args, error, &found.tally, all))?;
     }
-    output::progress_done();
-    report(args, place, &tally, &of, (resumed, begun.elapsed()))
+    report(args, place, &found, begun.elapsed())
 }
 
-/// What is known so far, in a few words.
-fn words(tally: &Tally) -> String {
-    let (bits, right) = (tally.bits_per_byte(), 100.0 * tally.accuracy());
-    format!("{bits:.4} bits per byte, {right:.1} % right")
-}
-
-/// Says how far it came.
-fn interrupted(args: &Args, tally: &Tally, all: usize) -> anyhow::Error {
-    output::progress_done();
-    if tally.items > 0 {
+/// Says how far it came if it was interrupted.
+fn note_end(args: &Args, error: &EngineError, tally: &Tally, all: usize) {
+    if tally.items > 0 && error.is_interrupt() {
         let kept = args.out.as_ref().map_or_else(
             || "; with --out the same command would go on from here".to_owned(),
             |out| format!("; the same command goes on with what {} has", out.display()),
         );
-        output::note(format_args!("{} of {all} items: {}{kept}", tally.items, words(tally)));
+        output::note(format_args!("{} of {all} items: {}{kept}", tally.items, tally.words()));
     }
-    Interrupted.into()
 }
 
-fn report(
-    args: &Args,
-    place: &Place,
-    tally: &Tally,
-    of: &EvalOf,
-    (resumed, time): (usize, Duration),
-) -> anyhow::Result<()> {
-    let name = &place.model.shape().name;
+fn report(args: &Args, place: &Place, found: &Evaluation, time: Duration) -> anyhow::Result<()> {
+    let (name, Evaluation { of, tally, resumed, .. }) = (&place.model.shape().name, found);
     if args.json {
-        let json = json!({
-            "model": name, "items_from": args.items, "items": tally.items, "resumed": resumed,
+        let mut json = json!({
+            "model": name, "items_from": args.items, "resumed": resumed,
             "bits_per_byte": tally.bits_per_byte(), "accuracy": tally.accuracy(),
-            "correct": tally.correct, "bits": tally.bits, "bytes": tally.bytes, "tokens": tally.tokens,
-            "cut": tally.cut, "context": of.context, "kv": of.kv, "model_fingerprint": of.model,
+            "context": of.context, "kv": of.kv, "model_fingerprint": of.model,
             "items_sha256": of.items, "cards": place.host.card_count(), "seconds": time.as_secs_f64(),
         });
-        return output::line(&json.to_string());
+        for (field, value) in serde_json::to_value(tally)?.as_object().into_iter().flatten() {
+            json[field] = value.clone();
+        }
+        return output::json(&json);
     }
     let Tally { items, correct, bytes, tokens, cut, .. } = tally;
-    output::line(&format!("{name}: {} ({correct} of {items} items)", words(tally)))?;
+    say!("{name}: {} ({correct} of {items} items)", tally.words())?;
     let seconds = time.as_secs_f64();
-    let before =
-        if resumed > 0 { format!(", {resumed} of the items before") } else { String::new() };
-    output::said_line(format_args!(
+    let before = match resumed {
+        0 => String::new(),
+        resumed => format!(", {resumed} of the items before"),
+    };
+    log!(
         "{tokens} tokens of {bytes} bytes scored with a context of {} and keys and values as {}; {seconds:.1} s{before}",
-        of.context, of.kv
-    ));
+        of.context,
+        of.kv
+    );
     if *cut > 0 {
-        output::said_line(format_args!(
-            "{cut} contexts were cut at their beginning\nhint: give more room with --ctx-size"
-        ));
+        log!("{cut} contexts were cut at their beginning\nhint: give more room with --ctx-size");
     }
     Ok(())
 }

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use spanker_engine::models::{self, DATA, KNOWN, Known};
+use spanker_engine::models::{self, Known};
 use spanker_engine::{FetchEvent, FetchWatch, fetch};
 use spanker_twin::Signals;
 
-use crate::{Usage, output};
+use crate::output;
 
 /// Get a model that talks, or data to evaluate models with, into the cache
 ///
@@ -40,13 +40,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let known = models::known(&args.name).or_else(|| models::known_data(&args.name));
-    let Some(known) = known else {
-        let names: Vec<&str> = KNOWN.iter().chain(&DATA).map(|known| known.name).collect();
-        let names = names.join(", ");
-        let text = format!("unknown model '{}' (expected one of: {names})", args.name);
-        return Err(Usage(text).into());
-    };
+    let known = models::fetchable(&args.name)?;
     let folder = match &args.dir {
         Some(dir) => dir.clone(),
         None => models::folder()?,
@@ -58,12 +52,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     output::progress_done();
     let report = report?;
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     let did = if report.fetched { "fetched" } else { "was there" };
     let size = output::bytes(report.bytes);
     let (name, path, verified) = (report.name, report.path.display(), report.verified);
-    output::line(&format!("{name} {did}: {path} ({}, {size}, {verified} verified)", known.about))
+    say!("{name} {did}: {path} ({}, {size}, {verified} verified)", known.about)
 }
 
 /// Says what happens.

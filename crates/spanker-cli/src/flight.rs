@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker flight`: what every card is doing, and what happened last on it.
 
-use spanker_engine::{FlightEntry, FlightReport, read_flight};
+use spanker_engine::{FlightEntry, FlightReport, directory, read_flight};
 
-use crate::{directory, output};
+use crate::output;
 
 /// Show what every card is doing, and the last entries of their flight recorders
 ///
@@ -27,10 +27,7 @@ const USUAL: usize = 40;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = read_flight(&directory::find(), (!args.all).then_some(USUAL))?;
-    match args.json {
-        true => output::json(&report),
-        false => show(&report),
-    }
+    output::report(args.json, &report, show)
 }
 
 fn show(report: &FlightReport) -> anyhow::Result<()> {
@@ -41,8 +38,8 @@ fn show(report: &FlightReport) -> anyhow::Result<()> {
         };
         vec![row.card.to_string(), row.state.to_owned(), format!("{}{done}", row.doing)]
     });
-    let table = output::table(&["card", "state", "doing"], cards.collect(), &["card"]);
-    output::line(&format!("{}\n\n{table}", report.directory))?;
+    say!("{}\n", report.directory)?;
+    output::table(&["card", "state", "doing"], cards.collect(), &["card"])?;
     let Some(last) = report.records.last() else { return Ok(()) };
     let before = match report.left_out {
         0 => None,
@@ -56,5 +53,6 @@ fn show(report: &FlightReport) -> anyhow::Result<()> {
     };
     let rows = before.into_iter().chain(report.records.iter().map(entry)).collect();
     let header = ["before the last", "card", "entry"];
-    output::line(&format!("\n{}", output::table(&header, rows, &header[..2])))
+    output::line("")?;
+    output::table(&header, rows, &header[..2])
 }

@@ -63,26 +63,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let predicting = |name: &str| output::progress(&format!("predicting {name}"));
     let listed = list_models(args.quant, fit, predicting)?;
     output::progress_done();
-    let report = Report { models: listed, source: place.as_ref().map(source) };
-    match args.json {
-        true => output::line(&serde_json::to_string(&report)?),
-        false => show(&report),
-    }
-}
-
-fn source(place: &FitPlace) -> String {
-    match place {
-        FitPlace::Here { free, rate } => {
-            let free = free.map_or_else(|| "?".to_owned(), output::bytes);
-            format!(
-                "this machine, {free} free; by its memory alone: it reads {rate}, measured now, and a token reads all weights"
-            )
-        }
-        FitPlace::Cards(cluster) => {
-            let kinds = cluster.describe();
-            format!("the best plan for {kinds} by their profiles, as 'spanker plan' finds it")
-        }
-    }
+    let report = Report { models: listed, source: place.as_ref().map(FitPlace::words) };
+    output::report(args.json, &report, show)
 }
 
 fn show(report: &Report) -> anyhow::Result<()> {
@@ -101,8 +83,7 @@ fn show(report: &Report) -> anyhow::Result<()> {
         ];
         if let Some(fit) = &listed.fit {
             row.push(if fit.fits { "yes" } else { "no" }.to_owned());
-            let rate = fit.predicted_tokens_per_second;
-            row.push(rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}")));
+            row.push(output::figure(fit.predicted_tokens_per_second, 1, ""));
         }
         let fetch = || if listed.fetchable { "spanker fetch" } else { "-" }.to_owned();
         row.push(
@@ -111,9 +92,9 @@ fn show(report: &Report) -> anyhow::Result<()> {
         row
     };
     let rows = report.models.iter().map(row).collect();
-    output::line(&output::table(&header, rows, &["parameters", "size", "tokens/s"]))?;
+    output::table(&header, rows, &["parameters", "size", "tokens/s"])?;
     match &report.source {
-        Some(source) => output::line(&format!("\npredicted for {source}")),
+        Some(source) => say!("\npredicted for {source}"),
         None => Ok(()),
     }
 }

@@ -3,38 +3,21 @@
 
 use std::path::Path;
 
-use spanker_engine::{DraftModel, DraftSource, Event, Fabric, Host, Model, Sampling, Wish};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use spanker_engine::shape::{self, Found};
+use spanker_engine::{
+    CardList, DraftModel, DraftSource, Engine, Event, Fabric, Host, Model, Options, Sampling,
+    Split, Wish, directory, files, models,
+};
+use spanker_model::{KvShape, Model as Shape, Quant};
 use spanker_plan::{Plan, Request};
 use spanker_text::{Penalties, Settings};
 
-use crate::directory::{self, CardList};
 use crate::workers::WorkerArgs;
-use crate::{Usage, output};
-use spanker_engine::shape::{self, Found};
-use spanker_engine::{files, models};
-use spanker_model::{KvShape, Model as Shape, Quant};
+use crate::{output, refuse, usage};
 
-/// The context where neither a flag nor the model asks for less.
-const CONTEXT: usize = 2048;
-/// Tokens of a prompt that can be run together at most.
-const MOST_BATCH: usize = 512;
 /// More than any plan has.
 const MOST_PLAN: u64 = 256 << 20;
-
-/// Where cards are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum FabricKind {
-    /// Threads of this process
-    Inproc,
-    /// The cards that are there: real ones, or a twin's
-    Cards,
-    /// NVIDIA's GPUs; more cards than there are GPUs share them
-    Cuda,
-    /// Processes that mpirun has started, on one host or several: each is a card
-    Mpi,
-    /// This machine and the workers of --workers, over the network: each is a card
-    Tcp,
-}
 
 /// What flags mean for cards of one kind.
 #[derive(Debug, Clone, Copy)]
@@ -53,57 +36,46 @@ pub(crate) struct Takes {
     pub(crate) machines: bool,
 }
 
-impl FabricKind {
-    /// What flags mean for these cards.
-    pub(crate) fn takes(self) -> Takes {
-        let none = Takes {
-            threads: false,
-            audit: true,
-            deadline: false,
-            many_hosts: false,
-            started: false,
-            machines: false,
-        };
-        match self {
-            FabricKind::Inproc => Takes { threads: true, audit: false, many_hosts: true, ..none },
-            FabricKind::Cards => Takes { deadline: true, ..none },
-            FabricKind::Cuda => none,
-            FabricKind::Mpi => {
-                Takes { threads: true, deadline: true, started: true, machines: true, ..none }
-            }
-            FabricKind::Tcp => Takes { threads: true, deadline: true, machines: true, ..none },
+/// What flags mean for cards of a fabric.
+pub(crate) fn takes(fabric: Fabric) -> Takes {
+    let none = Takes {
+        threads: false,
+        audit: true,
+        deadline: false,
+        many_hosts: false,
+        started: false,
+        machines: false,
+    };
+    match fabric {
+        Fabric::Inproc => Takes { threads: true, audit: false, many_hosts: true, ..none },
+        Fabric::Cards => Takes { deadline: true, ..none },
+        Fabric::Cuda => none,
+        Fabric::Mpi => {
+            Takes { threads: true, deadline: true, started: true, machines: true, ..none }
         }
+        Fabric::Tcp => Takes { threads: true, deadline: true, machines: true, ..none },
     }
 }
 
-/// How a model is split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Split {
-    /// Tensor-parallel without partial sums: the bits of one card
-    Gather,
-    /// Tensor-parallel with partial sums, added in card order
-    Reduce,
-    /// Whole layers on each card
-    Pipeline,
-    /// Two stages, each tensor-parallel
-    Mixed,
+/// One of some values of the engine, by its name.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let names = PossibleValuesParser::new(all.iter().map(|&one| name(one)));
+    names.try_map(move |text| {
+        all.iter().copied().find(|&one| name(one) == text).ok_or("there is no such value")
+    })
 }
 
-/// A type that keys and values can be stored as.
-pub(crate) fn kept_as(text: &str) -> Result<Quant, String> {
-    match text.parse() {
-        Ok(quant) if KvShape::QUANTS.contains(&quant) => Ok(quant),
-        _ => Err("expected f16, q8_0 or q4_0".into()),
-    }
-}
-
-impl From<Split> for spanker_engine::Split {
-    fn from(split: Split) -> Self {
-        match split {
-            Split::Gather => spanker_engine::Split::Gather,
-            Split::Reduce => spanker_engine::Split::Reduce,
-            Split::Pipeline => spanker_engine::Split::Pipeline,
-            Split::Mixed => spanker_engine::Split::Mixed,
+/// One of some types of weights.
+pub(crate) fn quant_of(all: &'static [Quant]) -> impl Fn(&str) -> Result<Quant, String> + Clone {
+    move |text| match text.parse() {
+        Ok(quant) if all.contains(&quant) => Ok(quant),
+        _ => {
+            let names: Vec<&str> = all.iter().map(|quant| quant.name()).collect();
+            let names = names.join(", ");
+            Err(format!("unknown weight type '{text}' (expected one of: {names})"))
         }
     }
 }
@@ -128,17 +100,18 @@ pub(crate) struct Args {
     pub(crate) batch_size: usize,
     /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
     /// quarter of it
-    #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = kept_as)]
+    #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = quant_of(&KvShape::QUANTS))]
     pub(crate) kv: Quant,
-    /// Where the cards are [default: tcp with --workers, mpi if mpirun has started several, else inproc]
-    #[arg(long, value_enum)]
-    pub(crate) fabric: Option<FabricKind>,
+    /// Where the cards are: threads of this process (inproc), those that 'spanker cards' shows, GPUs (cuda), the processes that
+    /// mpirun has started, or --workers (tcp) [default: tcp with --workers, mpi under mpirun, else inproc]
+    #[arg(long, value_parser = one_of(&Fabric::ALL, Fabric::name))]
+    pub(crate) fabric: Option<Fabric>,
     /// How much each card gets, as in 2,2,1; also -ts. What came of it is in the report
     #[arg(long, value_name = "SHARES", value_delimiter = ',', visible_alias = "ts")]
     pub(crate) tensor_split: Option<Vec<f64>>,
     /// How long cards may show no progress before they are given up, for --fabric cards, mpi and tcp; for the last two
     /// more than a step takes [default for mpi: 60s, for tcp: 5s, more for large models]
-    #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
+    #[arg(long, value_name = "TIME", value_parser = crate::times::timeout)]
     pub(crate) deadline: Option<std::time::Duration>,
     #[command(flatten)]
     pub(crate) workers: WorkerArgs,
@@ -153,7 +126,7 @@ impl Args {
             threads: None,
             batch_size: spanker_plan::USUAL_BATCH as usize,
             kv: Quant::F16,
-            fabric: Some(FabricKind::Inproc),
+            fabric: Some(Fabric::Inproc),
             tensor_split: None,
             deadline: None,
             workers: WorkerArgs::default(),
@@ -161,38 +134,28 @@ impl Args {
     }
 
     /// Where the cards are, by flag or by who started this process.
-    pub(crate) fn fabric(&self) -> FabricKind {
+    pub(crate) fn fabric(&self) -> Fabric {
         let usual = match crate::ranks::launched() {
-            _ if self.workers.are_named() => FabricKind::Tcp,
-            Some(_) => FabricKind::Mpi,
-            None => FabricKind::Inproc,
+            _ if self.workers.are_named() => Fabric::Tcp,
+            Some(_) => Fabric::Mpi,
+            None => Fabric::Inproc,
         };
         self.fabric.unwrap_or(usual)
     }
 
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric().takes().started
+    /// What flags mean for these cards.
+    pub(crate) fn takes(&self) -> Takes {
+        takes(self.fabric())
     }
 
-    /// The layout that flags ask for.
-    pub(crate) fn wish(&self, split: Option<Split>) -> Wish {
-        Wish { split: split.map(Into::into), shares: self.tensor_split.clone() }
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.takes().started
     }
 
     /// Tokens that there is room for with this model, and those of a prompt that are run together.
     pub(crate) fn sizes(&self, model: &Model) -> anyhow::Result<(usize, usize)> {
-        let trained = model.trained_context();
-        let context = self.ctx_size.unwrap_or(CONTEXT.min(trained));
-        if context == 0 || context > trained {
-            let text = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
-            return Err(Usage(text).into());
-        }
-        let batch = self.batch_size;
-        if batch == 0 || batch > MOST_BATCH {
-            return Err(Usage(format!("--batch-size {batch}: from 1 to {MOST_BATCH}")).into());
-        }
-        Ok((context, batch.min(context)))
+        Ok(model.sizes(self.ctx_size, self.batch_size)?)
     }
 
     fn cores(&self) -> usize {
@@ -206,47 +169,89 @@ impl Args {
             (None, shares) => Ok(shares.as_ref().map(Vec::len)),
             (Some(CardList::Count(count)), _) => Ok(Some(*count)),
             (Some(CardList::Indices(_)), _) => {
-                Err(Usage("--cards takes a number here, a list is for --fabric cards".into())
-                    .into())
+                refuse("--cards takes a number here, a list is for --fabric cards")
             }
         }
-    }
-
-    /// The first so many machines or processes, or all.
-    fn first(host: Host, count: Option<usize>) -> anyhow::Result<Host> {
-        Ok(match count {
-            Some(count) => host.with_cards(count)?,
-            None => host,
-        })
     }
 
     /// The place that flags name.
     pub(crate) fn host(&self, cards: Option<&CardList>) -> anyhow::Result<Host> {
         let one = |count: Option<usize>| count.unwrap_or(1);
         let fabric = self.fabric();
-        if fabric != FabricKind::Tcp {
+        if fabric != Fabric::Tcp {
             self.workers.refuse()?;
         }
         let host = match fabric {
-            FabricKind::Inproc => Host::threads(self.cores(), one(self.count(cards)?))?,
-            FabricKind::Cuda if self.threads.is_some() || self.deadline.is_some() => {
+            Fabric::Inproc => Host::threads(self.cores(), one(self.count(cards)?))?,
+            Fabric::Cuda if self.threads.is_some() || self.deadline.is_some() => {
                 let text = "--threads and --deadline are not there for --fabric cuda";
-                return Err(Usage(text.into()).into());
+                return refuse(text);
             }
-            FabricKind::Cuda => Host::gpus(one(self.count(cards)?))?,
-            FabricKind::Cards => {
-                Host::cards(&directory::find(), cards, self.deadline, self.cores())?
-            }
-            FabricKind::Mpi => {
-                Self::first(Host::ranks(self.deadline, self.threads)?, self.count(cards)?)?
-            }
-            FabricKind::Tcp => {
+            Fabric::Cuda => Host::gpus(one(self.count(cards)?))?,
+            Fabric::Cards => Host::cards(&directory::find(), cards, self.deadline, self.cores())?,
+            Fabric::Mpi => Host::ranks(self.deadline, self.threads)?,
+            Fabric::Tcp => {
                 let (addresses, key) = (self.workers.addresses()?, self.workers.key()?);
-                let host = Host::workers(addresses, key, self.deadline, self.cores())?;
-                Self::first(host, self.count(cards)?)?
+                Host::workers(addresses, key, self.deadline, self.cores())?
             }
         };
+        // The first so many machines or processes, or all.
+        let first = if self.takes().machines { self.count(cards)? } else { None };
+        let host = match first {
+            Some(count) => host.with_cards(count)?,
+            None => host,
+        };
         Ok(host.observed(tell))
+    }
+}
+
+/// A model on cards, in a layout.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub(crate) struct PlaceArgs {
+    #[command(flatten)]
+    pub(crate) llm: Args,
+    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
+    #[arg(long, value_name = "CARDS")]
+    cards: Option<CardList>,
+    #[command(flatten)]
+    split: SplitArgs,
+}
+
+/// How a model is split.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[group(skip)]
+pub(crate) struct SplitArgs {
+    /// How to split the model: gather (tensor-parallel, the bits of one card), reduce (the same with partial sums, added in
+    /// card order), pipeline (whole layers) or mixed (two stages, each tensor-parallel) [default: the planner's best that
+    /// gives the bits of one card]
+    #[arg(long, value_parser = one_of(&Split::ALL, Split::name))]
+    pub(crate) split: Option<Split>,
+}
+
+impl PlaceArgs {
+    /// Whether this is work for all processes that a launcher has started.
+    pub(crate) fn takes_ranks(&self) -> bool {
+        self.llm.takes_ranks()
+    }
+
+    /// The layout that flags ask for.
+    pub(crate) fn wish(&self) -> Wish {
+        Wish { split: self.split.split, shares: self.llm.tensor_split.clone() }
+    }
+
+    /// The place that flags name.
+    pub(crate) fn host(&self) -> anyhow::Result<Host> {
+        self.llm.host(self.cards.as_ref())
+    }
+
+    /// As [`on_host`].
+    pub(crate) fn lead(
+        &self,
+        plan: Option<&Path>,
+        lead: impl FnOnce(&Place) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        on_host(&self.llm, self.cards.as_ref(), plan, lead)
     }
 }
 
@@ -273,6 +278,26 @@ impl Place {
         Ok(self.model.encode(text, true, self.context)?)
     }
 
+    /// The model on the cards, by the plan that `plan` makes for a request, with what flags say is computed a second time
+    /// and guessed.
+    pub(crate) fn load(
+        &self,
+        (audit, draft): (&AuditArgs, &DraftArgs),
+        request: Request,
+        record: bool,
+        plan: impl FnOnce(&Request) -> anyhow::Result<Plan>,
+    ) -> anyhow::Result<Engine<'_>> {
+        let audit = self.host.audit(audit.audit)?;
+        let (draft, small) = (draft.source(), draft.load(self)?);
+        let plan = plan(&Request { audit, guesses: draft.most(), ..request })?;
+        let options = Options { record, audit, draft };
+        let mut engine = Engine::load_with(&self.host, &self.model, plan, options)?;
+        if let Some(small) = small {
+            engine.set_draft_model(small);
+        }
+        Ok(engine)
+    }
+
     /// What is asked of a run of so many tokens.
     pub(crate) fn request(&self, prompt: usize, steps: usize) -> Request {
         let request = spanker_engine::request(self.context, self.batch, prompt, steps);
@@ -290,7 +315,7 @@ pub(crate) fn on_host(
 ) -> anyhow::Result<()> {
     // A plan says how many cards it is for, where cards are as many as one likes.
     let planned = match (plan, cards, args.fabric()) {
-        (Some(path), None, FabricKind::Inproc | FabricKind::Cuda) => {
+        (Some(path), None, Fabric::Inproc | Fabric::Cuda) => {
             let last = saved(path)?.layout.cards().last().map_or(1, |card| card + 1);
             Some(CardList::Count(last))
         }
@@ -352,13 +377,11 @@ fn tell(event: &Event<'_>) {
         Event::Done => output::progress_done(),
         Event::Lost { error, left } => {
             let (list, many) = (directory::list(left), if left.len() == 1 { "" } else { "s" });
-            output::said_line(format_args!("\n{error}: going on with card{many} {list}"));
+            log!("\n{error}: going on with card{many} {list}");
         }
         Event::Resumed { plan, after, tokens } => {
             let (strategy, time) = (plan.layout.strategy(), after.as_secs_f64());
-            output::said_line(format_args!(
-                "{strategy} again after {time:.2} s, with {tokens} tokens computed anew"
-            ));
+            log!("{strategy} again after {time:.2} s, with {tokens} tokens computed anew");
         }
         Event::Note(text) => output::note(text),
         _ => {}
@@ -392,7 +415,7 @@ impl DraftArgs {
                 "--draft {}: expected none or lookup; a draft model is for run, chat and bench model",
                 self.draft
             );
-            Usage(text).into()
+            usage(text)
         })
     }
 
@@ -480,21 +503,10 @@ impl SampleArgs {
             },
             seed,
         };
-        let sampling = Sampling::new(settings).map_err(|error| Usage(error.to_string()))?;
+        let sampling = Sampling::new(settings).map_err(|error| usage(error.to_string()))?;
         if self.seed.is_none() && self.temp > 0.0 {
             output::note(format_args!("seed {seed}: the same text again with --seed {seed}"));
         }
         Ok(sampling)
-    }
-}
-
-/// What fabric a host's cards are on, as `--json` has it.
-pub(crate) fn fabric_words(fabric: Fabric) -> &'static str {
-    match fabric {
-        Fabric::Inproc => "in process",
-        Fabric::Cards => "on cards",
-        Fabric::Cuda => "on GPUs",
-        Fabric::Mpi => "on ranks",
-        Fabric::Tcp => "on workers",
     }
 }

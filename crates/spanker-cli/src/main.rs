@@ -6,46 +6,46 @@
 // A closed pipe would be a panic: `output` writes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[macro_use]
+mod output;
+
 mod bench;
 mod cards;
 mod chat;
 mod cluster;
 mod compare;
-mod directory;
 mod eval;
-mod fault;
 mod fetch;
 mod fit;
 mod flight;
-#[cfg(test)]
-mod hints;
 mod list;
 mod llm;
-mod output;
 mod plan;
 mod predict;
 mod probe;
 mod profiles;
 mod quantize;
+mod ranges;
 mod ranks;
 mod report;
 mod run;
 mod serve;
 mod shell;
 mod simulate;
-mod sizes;
 mod steal;
 mod synth;
+mod times;
 mod twin;
 mod verify;
 mod workers;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use spanker_bench::BenchError;
 use spanker_engine::EngineError;
+use spanker_plan::PlanError;
 
 /// The version, the commit that it was built from and what was compiled in.
 const VERSION: &str = concat!(
@@ -99,51 +99,69 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    Run(Box<run::Args>),
-    Chat(Box<chat::Args>),
-    Serve(Box<serve::Args>),
-    Verify(Box<verify::Args>),
-    Eval(Box<eval::Args>),
-    Plan(plan::Args),
-    Simulate(simulate::Args),
-    Compare(compare::Args),
-    Report(report::Args),
-    Profiles(profiles::Args),
-    Fit(fit::Args),
-    Predict(predict::Args),
-    Cards(cards::Args),
-    Probe(probe::Args),
-    Bench(bench::Args),
-    Flight(flight::Args),
-    Steal(Box<steal::Args>),
-    Twin(twin::Args),
-    Worker(workers::Args),
-    Workers(workers::ListArgs),
-    Key(workers::KeyArgs),
-    Models(list::Args),
-    Fetch(fetch::Args),
-    Synth(Box<synth::Args>),
-    Quantize(quantize::Args),
-    Completions(shell::CompletionsArgs),
-    Man(shell::ManArgs),
+/// The commands: what each takes, and what does it.
+macro_rules! commands {
+    ($($name:ident($args:ty) => $run:path,)*) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $($name(Box<$args>),)*
+        }
+
+        fn execute(command: &Command) -> anyhow::Result<()> {
+            match command {
+                $(Command::$name(args) => $run(args),)*
+            }
+        }
+    };
+}
+
+commands! {
+    Run(run::Args) => run::run,
+    Chat(chat::Args) => chat::run,
+    Serve(serve::Args) => serve::run,
+    Verify(verify::Args) => verify::run,
+    Eval(eval::Args) => eval::run,
+    Plan(plan::Args) => plan::run,
+    Simulate(simulate::Args) => simulate::run,
+    Compare(compare::Args) => compare::run,
+    Report(report::Args) => report::run,
+    Profiles(profiles::Args) => profiles::run,
+    Fit(fit::Args) => fit::run,
+    Predict(predict::Args) => predict::run,
+    Cards(cards::Args) => cards::run,
+    Probe(probe::Args) => probe::run,
+    Bench(bench::Args) => bench::run,
+    Flight(flight::Args) => flight::run,
+    Steal(steal::Args) => steal::run,
+    Twin(twin::Args) => twin::run,
+    Worker(workers::Args) => workers::work,
+    Workers(workers::ListArgs) => workers::list,
+    Key(workers::KeyArgs) => workers::key,
+    Models(list::Args) => list::run,
+    Fetch(fetch::Args) => fetch::run,
+    Synth(synth::Args) => synth::run,
+    Quantize(quantize::Args) => quantize::run,
+    Completions(shell::CompletionsArgs) => shell::completions,
+    Man(shell::ManArgs) => shell::man,
 }
 
 /// A request that makes no sense: exit code 2, as for a flag that does not exist.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Usage(String);
+fn usage(what: impl Into<String>) -> anyhow::Error {
+    EngineError::request(what).into()
+}
 
-/// Something does not fit the memory that there is: exit code 3.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct DoesNotFit(String);
+/// The same as what comes of a command.
+fn refuse<T>(what: impl Into<String>) -> anyhow::Result<T> {
+    Err(usage(what))
+}
 
-/// The user has had enough: exit code 130, as for a program that the interrupt ended.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-struct Interrupted;
+/// An error of a plan: a request that makes no sense is the user's.
+fn of_plan(error: PlanError) -> anyhow::Error {
+    match error {
+        PlanError::Request { what } => usage(what),
+        other => other.into(),
+    }
+}
 
 /// Arguments with `-ts` spelled out: people know it from llama.cpp, and short flags have one letter here.
 fn spelled_out(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
@@ -157,23 +175,19 @@ struct Unspoken;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = spelled_out(std::env::args_os()).collect();
-    let cli = match parse(&arguments) {
+    output::set_colours(&arguments);
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) if ranks::is_first() => error.exit(),
         Err(error) => return unspoken(u8::try_from(error.exit_code()).unwrap_or(2)),
     };
     cli.manner.set();
     let begun = std::time::Instant::now();
-    let outcome = ranks::check(&cli.command).and_then(|()| execute(cli.command));
+    let outcome = ranks::check(&cli.command).and_then(|()| execute(&cli.command));
     output::progress_done();
     let code = outcome.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS);
     output::detail(format_args!("took {:.2} s", begun.elapsed().as_secs_f64()));
     code
-}
-
-fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
-    let command = Cli::command().color(output::Color::asked(arguments));
-    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }
 
 /// Says why the command failed, and which exit code that is.
@@ -186,13 +200,9 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if error.is::<Unspoken>() || (code == USAGE && !ranks::is_first()) {
         return unspoken(code);
     }
-    output::error(format_args!("{error:#}"));
-    if let Some(hint) = error.downcast_ref::<EngineError>().and_then(EngineError::hint) {
-        let _ = writeln!(std::io::stderr(), "hint: {hint}");
-    }
+    output::failure("", error);
     if code == USAGE {
-        // That nobody reads it changes nothing.
-        let _ = writeln!(std::io::stderr(), "\nFor more information, try '--help'.");
+        log!("\nFor more information, try '--help'.");
     }
     ExitCode::from(code)
 }
@@ -200,18 +210,20 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 /// The exit code of a request that makes no sense, as clap has it.
 const USAGE: u8 = 2;
 
+/// What the engine says of an error, if it is one of its own.
+fn engine_error(error: &anyhow::Error) -> Option<&EngineError> {
+    match error.downcast_ref() {
+        Some(BenchError::Engine(error)) => Some(error),
+        _ => error.downcast_ref(),
+    }
+}
+
 /// The exit code for an error, the same in every command.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    match error.downcast_ref::<EngineError>() {
-        Some(error) if error.is_interrupt() => return 130,
-        Some(EngineError::Request { .. }) => return USAGE,
-        Some(EngineError::DoesNotFit { .. }) => return 3,
-        _ => {}
-    }
-    match error {
-        error if error.is::<Usage>() => USAGE,
-        error if error.is::<DoesNotFit>() => 3,
-        error if error.is::<Interrupted>() => 130,
+    match engine_error(error) {
+        Some(error) if error.is_interrupt() => 130,
+        Some(EngineError::Request { .. }) => USAGE,
+        Some(EngineError::DoesNotFit { .. }) => 3,
         _ => 1,
     }
 }
@@ -220,36 +232,4 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn unspoken(code: u8) -> ExitCode {
     std::thread::sleep(std::time::Duration::from_millis(300));
     ExitCode::from(code)
-}
-
-fn execute(command: Command) -> anyhow::Result<()> {
-    match command {
-        Command::Run(args) => run::run(&args),
-        Command::Chat(args) => chat::run(&args),
-        Command::Serve(args) => serve::run(&args),
-        Command::Verify(args) => verify::run(&args),
-        Command::Eval(args) => eval::run(&args),
-        Command::Plan(args) => plan::run(&args),
-        Command::Simulate(args) => simulate::run(&args),
-        Command::Compare(args) => compare::run(&args),
-        Command::Report(args) => report::run(&args),
-        Command::Profiles(args) => profiles::run(&args),
-        Command::Fit(args) => fit::run(&args),
-        Command::Predict(args) => predict::run(&args),
-        Command::Cards(args) => cards::run(&args),
-        Command::Probe(args) => probe::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Flight(args) => flight::run(&args),
-        Command::Steal(args) => steal::run(&args),
-        Command::Twin(args) => twin::run(&args),
-        Command::Worker(args) => workers::work(&args),
-        Command::Workers(args) => workers::list(&args),
-        Command::Key(args) => workers::key(&args),
-        Command::Models(args) => list::run(&args),
-        Command::Fetch(args) => fetch::run(&args),
-        Command::Synth(args) => synth::run(&args),
-        Command::Quantize(args) => quantize::run(&args),
-        Command::Completions(args) => shell::completions(&args),
-        Command::Man(args) => shell::man(&args),
-    }
 }

@@ -6,11 +6,23 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use spanker_engine::EngineError;
+use spanker_twin::Signals;
+
+/// Writes a line to standard output: `format!` and [`line()`].
+macro_rules! say {
+    ($($text:tt)*) => { $crate::output::line(&format!($($text)*)) };
+}
+
+/// Writes a line to standard error, as [`said_line`] does.
+macro_rules! log {
+    ($($text:tt)*) => { $crate::output::said_line(format_args!($($text)*)) };
+}
 
 /// Flags that every command has.
 #[derive(Debug, clap::Args)]
@@ -22,38 +34,33 @@ pub(crate) struct Manner {
     #[arg(long, global = true, display_order = 1000)]
     verbose: bool,
     /// Colours: auto (on a terminal, unless NO_COLOR is set), always or never
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN", display_order = 1000)]
-    color: Color,
+    #[arg(
+        long = "color",
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "WHEN",
+        display_order = 1000
+    )]
+    _color: clap::ColorChoice,
 }
 
-/// When there are colours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Color {
-    /// On a terminal, unless `NO_COLOR` is set.
-    Auto,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
-}
-
-impl Color {
-    /// What arguments ask for that are not parsed yet: also a message about wrong ones has or has not colours.
-    pub(crate) fn asked(arguments: &[std::ffi::OsString]) -> clap::ColorChoice {
-        let texts: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
-        let mut value = texts.iter().filter_map(|text| text.strip_prefix("--color="));
-        let mut apart = texts.windows(2).filter(|two| two[0] == "--color").map(|two| two[1]);
-        match value.next_back().or_else(|| apart.next_back()) {
-            Some("always") => clap::ColorChoice::Always,
-            Some("never") => clap::ColorChoice::Never,
-            _ => clap::ColorChoice::Auto,
-        }
+/// Makes the colours that arguments ask for those of the process. They are not parsed yet: also a message about wrong ones
+/// has or has not colours.
+pub(crate) fn set_colours(arguments: &[std::ffi::OsString]) {
+    let texts: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+    let mut value = texts.iter().filter_map(|text| text.strip_prefix("--color="));
+    let mut apart = texts.windows(2).filter(|two| two[0] == "--color").map(|two| two[1]);
+    match value.next_back().or_else(|| apart.next_back()) {
+        Some("always") => anstream::ColorChoice::Always,
+        Some("never") => anstream::ColorChoice::Never,
+        _ => anstream::ColorChoice::Auto,
     }
+    .write_global();
 }
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 static VERBOSE: AtomicBool = AtomicBool::new(false);
-static COLOR: AtomicU8 = AtomicU8::new(Color::Auto as u8);
 /// Whether a reader of standard output has gone away.
 static UNREAD: AtomicBool = AtomicBool::new(false);
 
@@ -62,7 +69,6 @@ impl Manner {
     pub(crate) fn set(&self) {
         QUIET.store(self.quiet, Ordering::Relaxed);
         VERBOSE.store(self.verbose, Ordering::Relaxed);
-        COLOR.store(self.color as u8, Ordering::Relaxed);
     }
 }
 
@@ -76,9 +82,23 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     write(text, "\n")
 }
 
+/// Writes lines to standard output.
+pub(crate) fn lines(lines: &[String]) -> anyhow::Result<()> {
+    lines.iter().try_for_each(|text| line(text))
+}
+
 /// Writes one line of JSON to standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     line(&serde_json::to_string(value)?)
+}
+
+/// Prints a report as its JSON, or as `show` shows it.
+pub(crate) fn report<T: serde::Serialize>(
+    as_json: bool,
+    report: &T,
+    show: impl FnOnce(&T) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if as_json { json(report) } else { show(report) }
 }
 
 /// Writes a piece of text to standard output, as [`line()`] does and without an end of line.
@@ -135,9 +155,17 @@ pub(crate) fn detail(text: impl Display) {
     }
 }
 
-/// Says why the command fails.
-pub(crate) fn error(text: impl Display) {
-    said("error", "1;31", &text);
+/// Says why the command fails, and what to do about it where that is known.
+pub(crate) fn failure(who: &str, error: &anyhow::Error) {
+    said("error", "1;31", &format_args!("{who}{error:#}"));
+    hint(error);
+}
+
+/// What to do about an error, where that is known.
+pub(crate) fn hint(error: &anyhow::Error) {
+    if let Some(hint) = crate::engine_error(error).and_then(EngineError::hint) {
+        log!("hint: {hint}");
+    }
 }
 
 /// Writes a line to standard error. That nobody reads it is nobody's fault.
@@ -151,26 +179,10 @@ pub(crate) fn prompt(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Writes a labelled line to standard error. That nobody reads it is nobody's fault.
+/// Writes a labelled line to standard error, in colours where they are wanted.
 fn said(label: &str, colour: &str, text: &dyn Display) {
     progress_done();
-    let _ = match paints() {
-        true => writeln!(io::stderr(), "\x1b[{colour}m{label}:\x1b[0m {text}"),
-        false => writeln!(io::stderr(), "{label}: {text}"),
-    };
-}
-
-/// Whether standard error has colours.
-fn paints() -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    match COLOR.load(Ordering::Relaxed) {
-        colour if colour == Color::Always as u8 => true,
-        colour if colour == Color::Never as u8 => false,
-        _ => {
-            let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-            io::stderr().is_terminal() && !set("NO_COLOR") && !dumb
-        }
-    }
+    let _ = writeln!(anstream::stderr(), "\x1b[{colour}m{label}:\x1b[0m {text}");
 }
 
 /// The line of progress, where there is one.
@@ -210,6 +222,18 @@ fn show_progress(of: Option<(u64, u64)>, text: &str) {
     bar.set_message(text.to_owned());
 }
 
+/// What watches work: it shows how much is done now and then, and says whether to go on, until a signal ends it.
+pub(crate) fn watch(signals: &Signals, text: String) -> impl FnMut(u64, u64) -> bool {
+    let mut shown = Instant::now();
+    move |done, all| {
+        if shown.elapsed() > Duration::from_millis(500) {
+            shown = Instant::now();
+            progress_of(done, all, &text);
+        }
+        !signals.caught().end
+    }
+}
+
 /// Takes the progress line away.
 pub(crate) fn progress_done() {
     let bar = PROGRESS.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -218,14 +242,14 @@ pub(crate) fn progress_done() {
     }
 }
 
-/// Columns under their names, two spaces apart; those in `right` stand at their right ends.
-pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>, right: &[&str]) -> String {
+/// Prints columns under their names, two spaces apart; those in `right` stand at their right ends.
+pub(crate) fn table(header: &[&str], rows: Vec<Vec<String>>, right: &[&str]) -> anyhow::Result<()> {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING).set_header(header.to_vec()).add_rows(rows);
     for (at, name) in header.iter().enumerate() {
         align(&mut table, at, right.contains(name), None);
     }
-    table.trim_fmt()
+    line(&table.trim_fmt())
 }
 
 fn align(table: &mut comfy_table::Table, at: usize, right: bool, least: Option<u16>) {
@@ -267,14 +291,31 @@ impl Cell {
     }
 }
 
-/// A table whose rows are shown as they come: the header with the first.
-#[derive(Default)]
+/// Rows that are shown as they come: as JSON objects, or as a table whose header comes with the first.
 pub(crate) struct Rows {
+    as_json: bool,
     begun: bool,
 }
 
 impl Rows {
-    pub(crate) fn add(&mut self, cells: &[Cell]) -> anyhow::Result<()> {
+    pub(crate) fn new(as_json: bool) -> Rows {
+        Rows { as_json, begun: false }
+    }
+
+    /// A line that people read and programs do not.
+    pub(crate) fn line(&self, text: &str) -> anyhow::Result<()> {
+        if self.as_json { Ok(()) } else { line(text) }
+    }
+
+    pub(crate) fn add<T: serde::Serialize>(
+        &mut self,
+        row: &T,
+        cells: impl FnOnce(&T) -> Vec<Cell>,
+    ) -> anyhow::Result<()> {
+        if self.as_json { json(row) } else { self.cells(&cells(row)) }
+    }
+
+    pub(crate) fn cells(&mut self, cells: &[Cell]) -> anyhow::Result<()> {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
         if !std::mem::replace(&mut self.begun, true) {
@@ -289,6 +330,21 @@ impl Rows {
         }
         line(&table.trim_fmt())
     }
+}
+
+/// A figure with so many digits and its unit, or a dash.
+pub(crate) fn figure(value: Option<f64>, digits: usize, unit: &str) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}{unit}"))
+}
+
+/// A difference in per cent, or a dash.
+pub(crate) fn percent(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:+.1} %"))
+}
+
+/// A number of things.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A number of bytes as people read it, in decimal units.

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`: which split of a model is fastest on which cards, whether it fits, and why.
 
-mod serve;
-mod subsets;
-mod table;
-
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use spanker_engine::{DraftForecast, DraftSource, Fabric, Freshness, ServiceOptions, ServicePlan};
-use spanker_model::{Model, Quant};
-use spanker_plan::{Objective, Plan, PlanError, PlanReport, Request, choose, explain, remedies};
+use spanker_engine::{
+    CardList, DraftForecast, DraftSource, EngineError, Fabric, Freshness, MachineSet, MachineSets,
+    ServedReport, ServiceOptions, ServicePlan, Wish, files,
+};
+use spanker_model::{KvShape, Model, Quant};
+use spanker_plan::{Objective, Plan, PlanReport, Request, choose, explain, remedies};
+use spanker_report::Report;
 use spanker_topology::Cluster;
 
 use crate::cluster::ClusterArgs;
-use crate::directory::CardList;
-use crate::llm::{self, DraftArgs, FabricKind};
-use crate::report::{self, Subject};
+use crate::llm::{self, DraftArgs, one_of};
 use crate::workers::WorkerArgs;
-use crate::{DoesNotFit, Usage, output};
-use spanker_engine::files;
-use subsets::Subsets;
+use crate::{output, refuse, report};
 
 /// Find the fastest way to split a model over cards, and say why
 ///
@@ -47,8 +43,8 @@ pub(crate) struct Args {
     /// Plan for what is here, as it was measured: threads of this machine (inproc), the cards that are there, GPUs
     /// (cuda), the processes that mpirun has started, or this machine and --workers (tcp). The model is then a .gguf file
     /// or a fetched one
-    #[arg(long, value_enum, conflicts_with_all = ["quant", "profile", "cluster", "topology", "card", "link"])]
-    fabric: Option<FabricKind>,
+    #[arg(long, value_parser = one_of(&Fabric::ALL, Fabric::name), conflicts_with_all = ["quant", "profile", "cluster", "topology", "card", "link"])]
+    pub(crate) fabric: Option<Fabric>,
     #[command(flatten)]
     workers: WorkerArgs,
     /// With --fabric inproc, threads in all; with mpi those of each process, with tcp those of this machine [default: as
@@ -79,22 +75,22 @@ pub(crate) struct Args {
     batch_size: u64,
     /// Part of the cards' operators that a run checks, as its --audit: 0 is nothing [default: 0; for what 'spanker
     /// serve' would do its own]
-    #[arg(long, value_name = "FRACTION", value_parser = crate::llm::fraction)]
+    #[arg(long, value_name = "FRACTION", value_parser = llm::fraction)]
     audit: Option<f64>,
     /// How keys and values are stored: f16, q8_0 in little more than half of the memory, or q4_0 in little more than a
     /// quarter of it
-    #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::kept_as)]
+    #[arg(long, default_value = "f16", value_name = "TYPE", value_parser = llm::quant_of(&KvShape::QUANTS))]
     kv: Quant,
     #[command(flatten)]
     draft: DraftArgs,
     /// With --draft, how likely a guess is to be right if those before it were
-    #[arg(long, value_name = "PART", value_parser = crate::llm::fraction, requires = "draft")]
+    #[arg(long, value_name = "PART", value_parser = llm::fraction, requires = "draft")]
     acceptance: Option<f64>,
     /// With --draft, a text to guess instead, token by token as a run would; the model is then a .gguf file or a fetched one
     #[arg(long, value_name = "FILE", conflicts_with = "acceptance", requires = "draft")]
     draft_text: Option<PathBuf>,
     /// What to be best at: latency, throughput or ttft (time to the first token)
-    #[arg(long, default_value = "latency", value_parser = objective)]
+    #[arg(long, default_value = "latency", value_parser = one_of(&Objective::ALL, Objective::name))]
     objective: Objective,
     /// Say what binds, what comes next, where that would change, and what each resource is worth
     #[arg(long)]
@@ -113,26 +109,12 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn objective(text: &str) -> Result<Objective, String> {
-    Objective::ALL.into_iter().find(|objective| objective.name() == text).ok_or_else(|| {
-        let names = Objective::ALL.map(Objective::name).join(", ");
-        format!("unknown objective '{text}' (expected one of: {names})")
-    })
-}
-
-impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric == Some(FabricKind::Mpi)
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.out, &args.report])?;
-    let named = args.workers.are_named().then_some(FabricKind::Tcp);
+    let named = args.workers.are_named().then_some(Fabric::Tcp);
     let Some(fabric) = args.fabric.or(named) else {
         if args.threads.is_some() {
-            return Err(Usage("--threads is for --fabric inproc, mpi and tcp".into()).into());
+            return refuse("--threads is for --fabric inproc, mpi and tcp");
         }
         let (shape, cluster) = (llm::shape(&args.model, args.quant)?, args.cluster.build()?);
         let served = |options: &ServiceOptions| ServicePlan::on_cluster(&shape, &cluster, options);
@@ -170,62 +152,45 @@ fn plan(
     let request = asked(args, cluster)?;
     let cards: Vec<usize> = (0..cluster.cards()).collect();
     output::progress("searching for the best plan ..");
-    let choice = choose(model, cluster, &cards, &request).map_err(|error| match error {
-        PlanError::Request { what } => anyhow::Error::from(Usage(what)),
-        other => other.into(),
-    })?;
+    let choice = choose(model, cluster, &cards, &request).map_err(crate::of_plan)?;
     // JSON explains the best of all candidates; people read about the plan that they are given.
     let given = if args.json || args.copies { choice.clone() } else { choice.to_run() };
     let explained = explain(model, cluster, &request, &given);
     let remedy = remedies(model, cluster, &cards, &request, &choice);
-    let serving =
-        args.concurrency.map(|_| serve::planned(args, model, served)).transpose()?.flatten();
+    let serving = args.concurrency.map(|parallel| serving(args, parallel, model, served));
+    let serving = serving.transpose()?.flatten();
     output::progress_done();
-    let proposed = if args.copies { choice.best() } else { choice.best_to_run() };
     let report = PlanReport {
         model,
         cluster,
         request: &request,
         choice: &choice,
-        proposed,
+        proposed: if args.copies { choice.best() } else { choice.best_to_run() },
         explained: explained.as_ref(),
         remedy: remedy.as_ref(),
     };
-    let saved = save(args, &report)?;
-    let subsets = machines.map(|names| subsets::of(names, model, cluster, &request));
-    let subsets = subsets.transpose()?;
-    let drafted = drafted(args, &report)?;
-    let written = [saved, page(args, &report)?];
-    show(args, &report, &Beside { serving, subsets, drafted, written })?;
+    let proposed = report.proposed_plan()?;
+    let machines = machines.map(|names| MachineSets::of(names, model, cluster, &request));
+    let machines = machines.transpose()?;
+    let drafted = proposed.as_ref().map(|plan| drafted(args, plan)).transpose()?.flatten();
+    let written = proposed.as_ref().map_or(Ok(Vec::new()), |plan| write(args, plan))?;
+    show(args, &report, &Beside { serving, machines, drafted, written })?;
     if proposed.is_some() {
         return Ok(());
     }
-    let unwritten = args
-        .out
-        .as_ref()
-        .map_or_else(String::new, |path| format!(": {} was not written", path.display()));
-    let cards = match cluster.cards() {
-        1 => "1 card".to_owned(),
-        more => format!("{more} cards"),
-    };
-    Err(DoesNotFit(format!("{} does not fit on {cards}{unwritten}", model.name)).into())
-}
-
-/// Writes the page about the plan that is proposed where one is wanted. Returns what there is to say about that.
-fn page(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
-    let (Some(path), Some(best)) = (&args.report, report.proposed) else { return Ok(None) };
-    let PlanReport { model, cluster, request, .. } = *report;
-    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
-    report::write(path, &Subject::of(&plan))?;
-    Ok(Some(format!("saved {}: open it in a browser", path.display())))
+    let unwritten = |path: &PathBuf| format!(": {} was not written", path.display());
+    let unwritten = args.out.as_ref().map_or_else(String::new, unwritten);
+    let cards = output::count(cluster.cards(), "card");
+    let what = format!("{} does not fit on {cards}{unwritten}", model.name);
+    Err(EngineError::DoesNotFit { what, hint: None }.into())
 }
 
 /// What is asked of a plan.
 fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
     if args.concurrency.is_some() && args.objective != Objective::Throughput {
-        let text =
-            "--concurrency is for --objective throughput; --batch says what is decoded together";
-        return Err(Usage(text.into()).into());
+        return refuse(
+            "--concurrency is for --objective throughput; --batch says what is decoded together",
+        );
     }
     let sequences = match (args.objective, args.concurrency) {
         (_, Some(concurrency)) => concurrency,
@@ -246,47 +211,94 @@ fn asked(args: &Args, cluster: &Cluster) -> anyhow::Result<Request> {
     })
 }
 
+/// What 'spanker serve' with as many requests at a time would do; nothing if it does not fit.
+fn serving(
+    args: &Args,
+    parallel: u64,
+    model: &Model,
+    served: &Served<'_>,
+) -> anyhow::Result<Option<ServedReport>> {
+    let context = usize::try_from(args.context.min(model.context))?;
+    let options = ServiceOptions {
+        parallel: usize::try_from(parallel)?,
+        context,
+        batch: usize::try_from(args.batch_size)?.min(context),
+        kv_memory: None,
+        kv: args.kv,
+        queue: 0,
+        wish: Wish::default(),
+        audit: args.audit,
+        reuse: true,
+        draft: args.draft.source(),
+    };
+    match served(&options) {
+        Ok(found) => Ok(Some(ServedReport::new(found, &options))),
+        Err(EngineError::DoesNotFit { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// What is said beside the candidates.
 struct Beside {
-    serving: Option<serve::Serving>,
-    subsets: Option<Subsets>,
+    serving: Option<ServedReport>,
+    machines: Option<MachineSets>,
     drafted: Option<(DraftForecast, String)>,
-    written: [Option<String>; 2],
+    written: Vec<String>,
 }
 
 /// Prints a plan as people or programs want it.
 fn show(args: &Args, report: &PlanReport<'_>, beside: &Beside) -> anyhow::Result<()> {
-    let Beside { serving, subsets, drafted, written } = beside;
+    let Beside { serving, machines, drafted, written } = beside;
     if args.json {
         let mut json = report.to_json()?;
         json["serve"] = serde_json::to_value(serving)?;
-        if let Some(subsets) = subsets {
-            json["machines"] = subsets.to_json();
+        if let Some(machines) = machines {
+            json["machines"] = serde_json::to_value(machines)?;
         }
         if let Some((forecast, _)) = drafted {
-            json["draft"] = serde_json::json!({ "source": args.draft.source().name(),
-                "acceptance": forecast.acceptance, "length": forecast.length,
-                "tokens_per_step": forecast.tokens_per_step,
-                "tokens_per_second": forecast.tokens_per_second, "gained": forecast.gained });
+            json["draft"] = serde_json::to_value(forecast)?;
+            json["draft"]["source"] = args.draft.source().name().into();
         }
-        return output::line(&serde_json::to_string(&json)?);
+        return output::json(&json);
     }
-    table::show(report)?;
+    let mut lines = report.lines()?;
     if let Some(serving) = serving {
-        serving.show()?;
+        lines.push(String::new());
+        lines.extend(serving.lines());
     }
+    output::lines(&lines)?;
     if args.explain {
-        subsets.as_ref().map_or(Ok(()), Subsets::show)?;
+        machines.as_ref().map_or(Ok(()), show_machines)?;
         let reasons = report.reasons()?;
         if !reasons.is_empty() {
             output::line("\nwhy")?;
         }
-        reasons.iter().try_for_each(|reason| output::line(&format!("  {reason}")))?;
+        reasons.iter().try_for_each(|reason| say!("  {reason}"))?;
     }
     if let Some((forecast, of)) = drafted {
-        output::line(&draft_line(forecast, of))?;
+        let DraftForecast { length, tokens_per_step, tokens_per_second, gained, .. } = forecast;
+        say!(
+            "guesses {of}: {length:.1} in a step, {tokens_per_step:.2} tokens a step, {tokens_per_second:.2} tokens/s, {gained:.2} times as fast"
+        )?;
     }
-    written.iter().flatten().try_for_each(|written| output::line(&format!("\n{written}")))
+    written.iter().try_for_each(|written| say!("\n{written}"))
+}
+
+fn show_machines(found: &MachineSets) -> anyhow::Result<()> {
+    let alone = found.sets.first().and_then(|set| set.tokens_per_second);
+    let row = |set: &MachineSet| {
+        let rate = set.tokens_per_second;
+        let times = rate.zip(alone).map(|(rate, alone)| format!("{:.2}x", rate / alone));
+        let rate = rate.map_or_else(|| "does not fit".into(), |rate| format!("{rate:.1}"));
+        vec![set.machines.join(" + "), rate, times.unwrap_or_default()]
+    };
+    let header = ["machines", "tokens/s", "to this one alone"];
+    output::line("")?;
+    output::table(&header, found.sets.iter().map(row).collect(), &header[1..])?;
+    if let Some(best) = &found.best {
+        say!("\nbest: {}", best.machines.join(" + "))?;
+    }
+    output::lines(&found.left_out)
 }
 
 /// What is assumed of guesses where nobody says: about half are right.
@@ -294,52 +306,40 @@ const ACCEPTANCE: f64 = 0.5;
 /// More than any text has that is guessed.
 const MOST_TEXT: u64 = 16 << 20;
 
-/// What guesses will gain with the plan that is proposed, and what that is for, in words.
-fn drafted(
-    args: &Args,
-    report: &PlanReport<'_>,
-) -> anyhow::Result<Option<(DraftForecast, String)>> {
-    let (Some(best), false) = (report.proposed, args.draft.source() == DraftSource::None) else {
+/// What guesses will gain with a plan, and what that is for, in words.
+fn drafted(args: &Args, plan: &Plan) -> anyhow::Result<Option<(DraftForecast, String)>> {
+    if args.draft.source() == DraftSource::None {
         return Ok(None);
-    };
-    let PlanReport { model, cluster, request, .. } = *report;
-    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
+    }
     let Some(path) = &args.draft_text else {
         let part = args.acceptance.unwrap_or(ACCEPTANCE);
         let of = format!("where each guess is right with {:.0} %", 100.0 * part);
-        return Ok(Some((DraftForecast::assumed(&plan, part), of)));
+        return Ok(Some((DraftForecast::assumed(plan, part), of)));
     };
     let text = files::read(path, MOST_TEXT)?;
     let model = spanker_engine::Model::open(spanker_engine::models::find(&args.model)?)?;
-    let most = usize::try_from(args.context)?;
-    let tokens = model.encode(&text, true, usize::MAX)?;
-    let tokens = &tokens[..tokens.len().min(most)];
-    let forecast = DraftForecast::of_text(
-        &plan,
-        &tokens[..tokens.len().min(1)],
-        tokens.get(1..).unwrap_or(&[]),
-    );
+    let mut tokens = model.encode(&text, true, usize::MAX)?;
+    tokens.truncate(usize::try_from(args.context)?);
+    let (first, rest) = tokens.split_at(tokens.len().min(1));
     let of = format!("for the {} tokens of {}", tokens.len(), path.display());
-    Ok(Some((forecast, of)))
+    Ok(Some((DraftForecast::of_text(plan, first, rest), of)))
 }
 
-fn draft_line(forecast: &DraftForecast, of: &str) -> String {
-    let DraftForecast { length, tokens_per_step, tokens_per_second, gained, .. } = forecast;
-    format!(
-        "guesses {of}: {length:.1} in a step, {tokens_per_step:.2} tokens a step, {tokens_per_second:.2} tokens/s, {gained:.2} times as fast"
-    )
-}
-
-/// Saves the plan that is proposed where one is wanted. Returns what there is to say about that.
-fn save(args: &Args, report: &PlanReport<'_>) -> anyhow::Result<Option<String>> {
-    let (Some(path), Some(best)) = (&args.out, report.proposed) else { return Ok(None) };
-    let PlanReport { model, cluster, request, .. } = *report;
-    let plan = Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())?;
-    files::write(path, plan.to_json())?;
-    let shown = path.display();
-    let run = match best.layout.not_runnable() {
-        None => format!(" or spanker run --plan {shown}"),
-        Some(_) => String::new(),
-    };
-    Ok(Some(format!("saved {shown}: try spanker simulate {shown}{run}")))
+/// Writes a plan and the page about it where they are wanted. Returns what there is to say about that.
+fn write(args: &Args, plan: &Plan) -> anyhow::Result<Vec<String>> {
+    let mut written = Vec::new();
+    if let Some(path) = &args.out {
+        files::write(path, plan.to_json())?;
+        let shown = path.display();
+        let run = match plan.layout.not_runnable() {
+            None => format!(" or spanker run --plan {shown}"),
+            Some(_) => String::new(),
+        };
+        written.push(format!("saved {shown}: try spanker simulate {shown}{run}"));
+    }
+    if let Some(path) = &args.report {
+        report::write(path, &Report::of(plan), true)?;
+        written.push(format!("saved {}: open it in a browser", path.display()));
+    }
+    Ok(written)
 }

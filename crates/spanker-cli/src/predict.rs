@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde_json::json;
+use spanker_bench::{bytes, human};
 use spanker_collective::MAX_RANKS;
-use spanker_engine::read_fit;
+use spanker_engine::{read_fit, shape};
 use spanker_model::Quant;
 use spanker_plan::{Band, CardModel, DecodeTime, LinkModel, decode_time};
 
-use crate::sizes::{bytes, human};
-use crate::{Usage, llm, output};
+use crate::{llm, output, refuse};
 
 /// Predict times with fitted models
 ///
@@ -92,7 +92,7 @@ fn check_group(flag: &str, count: usize) -> anyhow::Result<()> {
     if (1..=MAX_RANKS).contains(&count) {
         return Ok(());
     }
-    Err(Usage(format!("{flag} {count}: a group has 1 to {MAX_RANKS} of them")).into())
+    refuse(format!("{flag} {count}: a group has 1 to {MAX_RANKS} of them"))
 }
 
 fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
@@ -107,9 +107,9 @@ fn all_reduce(args: &AllReduceArgs) -> anyhow::Result<()> {
         }));
     }
     let size = human(bytes);
-    output::line(&format!(
+    say!(
         "all-reduce of {size} on {ranks} ranks: {value:.2} us ({low:.2} to {high:.2}, {provenance})"
-    ))?;
+    )?;
     notes(&link.caveats())
 }
 
@@ -121,8 +121,7 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
     let found = decode_time(&card, link.as_ref(), &shape, args.cards);
     let Band { value, low, high } = found.time;
     // Where weights are stored in several types, the file says more than one name can.
-    let stored = || shape.layers.first().map(|layer| layer.gate.quant.to_string());
-    let quant = args.quant.map(|quant| quant.to_string()).or_else(stored).unwrap_or_default();
+    let quant = args.quant.map_or_else(|| shape::stored(&shape), Quant::name);
     let (model, cards, provenance) = (&shape.name, args.cards, card.provenance().to_string());
     let DecodeTime { memory_ms, fixed_ms, communication_ms, .. } = found;
     if args.json {
@@ -132,10 +131,10 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
             "quant": quant, "cards": cards, "provenance": provenance, "notes": found.notes,
         }));
     }
-    let word = if cards == 1 { "card" } else { "cards" };
-    output::line(&format!(
-        "{model} {quant} on {cards} {word}: {value:.2} ms per token ({low:.2} to {high:.2}, {provenance})"
-    ))?;
+    say!(
+        "{model} {quant} on {}: {value:.2} ms per token ({low:.2} to {high:.2}, {provenance})",
+        output::count(cards, "card")
+    )?;
     let fitted = card.exchange_per_layer(cards).is_some();
     let calls = match (link.is_some(), fitted, cards) {
         (_, _, 1) => "one card has nobody to talk to",
@@ -151,10 +150,10 @@ fn decode(args: &DecodeArgs) -> anyhow::Result<()> {
         term("fixed", fixed_ms, "does not shrink with more cards"),
         term("communication", communication_ms, calls),
     ];
-    output::line(&output::table(&["part", "ms", "about"], rows, &["ms"]))?;
+    output::table(&["part", "ms", "about"], rows, &["ms"])?;
     notes(&found.notes)
 }
 
 fn notes(caveats: &[String]) -> anyhow::Result<()> {
-    caveats.iter().try_for_each(|note| output::line(&format!("note: {note}")))
+    caveats.iter().try_for_each(|note| say!("note: {note}"))
 }

@@ -10,18 +10,13 @@ mod machine;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
-use serde_json::json;
-use spanker_bench::{LinkProbe, probe_links, save_links};
-use spanker_scheduler::LinkState;
+use spanker_bench::{LinkProbe, LinkSurvey, Sizes, SkippedLink, human, survey_links};
+use spanker_engine::{CardList, Fabric, directory, files};
 use spanker_topology::{BytesPerSecond, Seconds};
 
-use crate::bench::failure;
-use crate::directory::{self, CardList};
-use crate::sizes::{Sizes, human};
+use crate::llm::{self, one_of};
 use crate::workers::WorkerArgs;
-use crate::{Usage, fault, output};
-use spanker_engine::files;
+use crate::{output, refuse, times};
 
 /// Measure every link between cards
 ///
@@ -49,8 +44,8 @@ use spanker_engine::files;
 pub(crate) struct Args {
     /// What is measured: cards (those that 'spanker cards' shows), cuda (GPUs), inproc (threads of this machine), mpi
     /// (processes that mpirun has started) or tcp (this machine and --workers)
-    #[arg(long, default_value = "cards", value_parser = ["cards", "cuda", "inproc", "mpi", "tcp"])]
-    fabric: String,
+    #[arg(long, default_value = "cards", value_parser = one_of(&Fabric::ALL, Fabric::name))]
+    pub(crate) fabric: Fabric,
     #[command(flatten)]
     workers: WorkerArgs,
     /// With --fabric inproc, mpi and tcp, the model: a .gguf file, or the name of a fetched one [default: smollm2-135m]
@@ -72,31 +67,23 @@ pub(crate) struct Args {
     #[arg(long, default_value = "64,256,1K,4K,16K,64K,256K,1M,4M")]
     sizes: Sizes,
     /// How long no card may get on with its work
-    #[arg(long, default_value = "300ms", value_name = "TIME", value_parser = fault::detect)]
+    #[arg(long, default_value = "300ms", value_name = "TIME", value_parser = times::timeout)]
     deadline: Duration,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric == "mpi"
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     files::check_outputs([&args.save])?;
-    let refuse = |text: &str| Err(Usage(text.into()).into());
-    let machine = matches!(args.fabric.as_str(), "inproc" | "mpi" | "tcp");
+    let machine = llm::takes(args.fabric).threads;
     if (args.model.is_some() || args.threads.is_some()) && !machine {
         return refuse("--model and --threads are for --fabric inproc, mpi and tcp");
     }
-    if args.fabric != "tcp" {
+    if args.fabric != Fabric::Tcp {
         args.workers.refuse()?;
     }
-    if args.fabric == "cuda" {
+    if args.fabric == Fabric::Cuda {
         #[cfg(feature = "cuda")]
         return cuda::run(args);
         #[cfg(not(feature = "cuda"))]
@@ -116,55 +103,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Measures the links between cards.
 fn links(args: &Args) -> anyhow::Result<()> {
-    let folder = directory::find();
-    let indices = match &args.cards {
-        // Without a word about cards, those that are left are measured.
-        None => directory::alive(&folder),
-        Some(_) => directory::chosen(&folder, args.cards.as_ref())?,
-    };
-    if indices.is_empty() {
-        let first = directory::first(&folder);
-        anyhow::bail!("no cards that answer at {}\nhint: {}", first.display(), directory::HINT);
-    }
-    let cards = directory::open(&folder, &indices)?;
-    let first = cards.sails().first().context("a topology has a card")?;
-    let info = first.info().map_err(|error| directory::blamed(&folder, &indices, &error))?;
-    let nature = directory::nature(info.pace);
-    let down = cards.links().iter().filter(|link| link.state != LinkState::Up);
-    let mut links = Vec::new();
     let begins = |(from, to): (usize, usize), (at, all): (usize, usize), size: usize| {
         output::progress(&format!("link {from} -> {to} ({}/{all}): {}", at + 1, human(size)));
     };
-    for link in probe_links(&cards, &args.sizes.0, args.deadline, begins) {
-        output::progress_done();
-        links.push(link.map_err(failure)?);
-    }
-    anyhow::ensure!(!links.is_empty(), "no link is up between cards {}", directory::list(&indices));
-    save_links(&folder, &links).map_err(failure)?;
-    let index = |place: usize| cards.indices()[place];
-    // Links that were not measured, because they are not up.
-    let skipped: Vec<(usize, usize, String)> = down
-        .map(|link| (index(link.local_sail), index(link.remote_sail), link.state.to_string()))
-        .collect();
-    if args.json {
-        let skip = |(from, to, state): &(usize, usize, String)| json!({ "from": from, "to": to, "state": state });
-        return output::json(&json!({
-            "directory": folder.display().to_string(), "nature": nature, "links": links,
-            "skipped": skipped.iter().map(skip).collect::<Vec<_>>(),
-        }));
-    }
-    output::line(&format!("{} ({nature})\n", folder.display()))?;
+    let (folder, list) = (directory::find(), args.cards.as_ref());
+    let survey = survey_links(&folder, list, &args.sizes.0, args.deadline, begins);
+    output::progress_done();
+    output::report(args.json, &survey?, show)
+}
+
+fn show(survey: &LinkSurvey) -> anyhow::Result<()> {
+    say!("{} ({})\n", survey.directory, survey.nature)?;
     let header =
         ["link", "bandwidth", "profile", "differs", "latency", "profile", "differs", "worst fit"];
-    let rows = links.iter().filter_map(row).collect();
-    output::line(&output::table(&header, rows, &header[1..]))?;
-    for LinkProbe { from, to, .. } in links.iter().filter(|link| link.line.is_none()) {
-        output::line(&format!("{from} -> {to}  no line explains the samples: --json has them"))?;
+    output::table(&header, survey.links.iter().filter_map(row).collect(), &header[1..])?;
+    for LinkProbe { from, to, .. } in survey.links.iter().filter(|link| link.line.is_none()) {
+        say!("{from} -> {to}  no line explains the samples: --json has them")?;
     }
-    for (from, to, state) in &skipped {
-        output::line(&format!("{from} -> {to}  not measured: it is {state}"))?;
-    }
-    Ok(())
+    let mut skipped = survey.skipped.iter();
+    skipped.try_for_each(|SkippedLink { from, to, state }| {
+        say!("{from} -> {to}  not measured: it is {state}")
+    })
 }
 
 /// A link beside its profile, where a line explains its samples.

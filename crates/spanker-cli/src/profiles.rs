@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker profiles`: which kinds of cards are known, and where their numbers come from.
 
-use std::fmt::Display;
 use std::path::Path;
 
 use spanker_engine::profile;
-use spanker_topology::{Profile, Value};
+use spanker_topology::{Number, Profile};
 
 use crate::output;
 
@@ -46,62 +45,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let row = |profile: &Profile| vec![profile.name.clone(), profile.summary.clone()];
     let rows = profiles.iter().map(row).collect();
-    output::line(&output::table(&["name", "what it is"], rows, &[]))
+    output::table(&["name", "what it is"], rows, &[])
 }
 
 fn show(profile: &Profile) -> anyhow::Result<()> {
-    output::line(&format!("{}: {}", profile.name, profile.summary))?;
-    output::line(&format!("wired as a {} unless told otherwise\n", profile.topology))?;
-    let (memory, compute, host) = (&profile.memory, &profile.compute, &profile.host);
-    let mut rows = vec![
-        row("memory capacity", &memory.capacity),
-        row("memory reserved", &memory.reserved),
-        row("memory bandwidth", &memory.bandwidth),
-        row("compute", &compute.rate),
-        row("fixed per operator", &compute.per_operator),
-        row("fixed per token", &compute.per_token),
-    ];
-    rows.extend(compute.first_use.as_ref().map(|first_use| row("first use", first_use)));
-    let plain = |name: &str, value: String, source: &str| {
-        vec![name.into(), value, String::new(), String::new(), String::new(), source.into()]
+    say!("{}: {}", profile.name, profile.summary)?;
+    say!("wired as a {} unless told otherwise\n", profile.topology)?;
+    let row = |number: Number| {
+        let Number { name, value, range, provenance, confidence, source } = number;
+        vec![name.into(), value, range, provenance, confidence, source]
     };
-    if !compute.operators.is_empty() {
-        let count = compute.operators.len().to_string();
-        rows.push(plain("by operator", count, "rates: --toml lists them"));
-    }
-    if let Some(link) = &profile.link {
-        rows.push(row("link, one direction", &link.bandwidth));
-        if link.framing.is_some() {
-            let rate = link.sustained(link.lanes.value).to_string();
-            rows.push(plain("link, sustained", rate, "after framing"));
-        }
-        rows.extend(link.fabric.as_ref().map(|fabric| row("shared fabric", fabric)));
-        rows.extend([
-            row("bit error rate", &link.bit_error_rate),
-            row("lanes", &link.lanes),
-            row("ports", &link.ports),
-            row("link latency", &link.latency),
-            row("collective base", &link.base),
-            row("link round trip", &link.round_trip),
-            row("link training", &link.training),
-            plain("exchanges", link.exchange.name().into(), ""),
-        ]);
-    }
-    rows.extend([row("host bandwidth", &host.bandwidth), row("host latency", &host.latency)]);
-    rows.extend(profile.power_watts.as_ref().map(|power| row("power (W)", power)));
     let header = ["number", "value", "range", "provenance", "confidence", "source"];
-    output::line(&output::table(&header, rows, &["value"]))
-}
-
-fn row<T: Display>(name: &str, value: &Value<T>) -> Vec<String> {
-    let range = match (&value.low, &value.high) {
-        (None, None) => String::new(),
-        (low, high) => {
-            let end = |end: &Option<T>| end.as_ref().map_or_else(|| "?".into(), T::to_string);
-            format!("{} to {}", end(low), end(high))
-        }
-    };
-    let (provenance, confidence) = (value.provenance.to_string(), value.confidence.to_string());
-    let number = value.value.to_string();
-    vec![name.into(), number, range, provenance, confidence, value.source.to_string()]
+    output::table(&header, profile.numbers().into_iter().map(row).collect(), &["value"])
 }

@@ -2,14 +2,13 @@
 //! `spanker quantize`: a model with its matrices stored as another type.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use ggml_spanker::ENCODE_TYPES;
 use spanker_engine::{models, quantize};
 use spanker_model::Quant;
 use spanker_twin::Signals;
 
-use crate::output;
+use crate::{llm, output};
 
 /// Store a model's matrices as another type
 ///
@@ -28,49 +27,31 @@ pub(crate) struct Args {
     #[arg(value_name = "OUT")]
     out: PathBuf,
     /// How matrices are stored
-    #[arg(long = "type", value_name = "TYPE", value_parser = weights)]
+    #[arg(long = "type", value_name = "TYPE", value_parser = llm::quant_of(&ENCODE_TYPES))]
     quant: Quant,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-fn weights(text: &str) -> Result<Quant, String> {
-    match text.parse() {
-        Ok(quant) if ENCODE_TYPES.contains(&quant) => Ok(quant),
-        _ => {
-            let names = ENCODE_TYPES.map(Quant::name).join(", ");
-            Err(format!("unknown weight type '{text}' (expected one of: {names})"))
-        }
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let input = models::find(&args.input)?;
     let signals = Signals::take()?;
-    let mut shown = Instant::now();
-    let report = quantize(&input, &args.out, args.quant, &mut |done, all| {
-        if shown.elapsed() > Duration::from_millis(500) {
-            shown = Instant::now();
-            output::progress_of(done, all, &format!("{} as {}", args.input, args.quant));
-        }
-        !signals.caught().end
-    });
+    let mut watch = output::watch(&signals, format!("{} as {}", args.input, args.quant));
+    let report = quantize(&input, &args.out, args.quant, &mut watch);
     output::progress_done();
     let report = report?;
     if report.again {
         output::note("the input was rounded already: the errors of both add up");
     }
     if args.json {
-        return output::line(&serde_json::to_string(&report)?);
+        return output::json(&report);
     }
     let (new, old) = (output::bytes(report.bytes), output::bytes(report.input_bytes));
     let kinds = report.tensors.iter().map(|(kind, count)| format!("{count} {kind}"));
     let kinds = kinds.collect::<Vec<_>>().join(", ");
     let shown = args.out.display();
-    output::line(&format!(
-        "{shown}: {new} from {old}; tensors: {kinds}; rounded plainly, not by importance"
-    ))?;
+    say!("{shown}: {new} from {old}; tensors: {kinds}; rounded plainly, not by importance")?;
     if let Some(first) = report.others.first() {
         let (count, quant) = (report.others.len(), report.quant);
         output::note(format_args!(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command as one of several processes that a launcher such as `mpirun` started.
 
-use spanker_engine::EngineError;
+use spanker_engine::{EngineError, Fabric};
 
-use crate::{Command, Usage};
+use crate::{Command, output, refuse};
 
 /// How many processes a launcher has started of this command; nothing if it is alone.
 pub(crate) fn launched() -> Option<usize> {
@@ -17,11 +17,10 @@ pub(crate) fn is_first() -> bool {
 
 /// Why there is no MPI in this command.
 #[cfg(not(feature = "mpi"))]
-pub(crate) fn without_mpi() -> Usage {
-    Usage(
+pub(crate) fn without_mpi() -> anyhow::Error {
+    crate::usage(
         "this spanker was built without MPI\nhint: 'scripts/with-mpi openmpi' (or mpich) builds \
-         target/mpi/spanker-openmpi, which has it"
-            .into(),
+         target/mpi/spanker-openmpi, which has it",
     )
 }
 
@@ -42,22 +41,19 @@ pub(crate) fn world() -> anyhow::Result<spanker_fabric_mpi::World> {
 
 /// Ends a rank that cannot go on: it says why, unless another rank does. Nothing is waited for.
 pub(crate) fn leave(host: &spanker_engine::Host, error: &anyhow::Error) -> ! {
-    let closed = crate::output::is_closed_pipe(error);
-    let engine = error.downcast_ref::<EngineError>();
+    let closed = output::is_closed_pipe(error);
+    let engine = crate::engine_error(error);
     if engine.is_none_or(|error| host.speaks_for(error)) && !closed {
-        crate::output::progress_done();
         let run = matches!(engine, Some(EngineError::Run(_)));
-        match (host.rank_place(), host.leads() || run) {
+        let who = match (host.rank_place(), host.leads() || run) {
             (Some(place), false) => {
                 let rank = spanker_scheduler::launched_rank().unwrap_or(0);
                 let at = place.hosts.get(rank).map_or("?", String::as_str);
-                crate::output::error(format_args!("rank {rank} on {at}: {error:#}"));
+                format!("rank {rank} on {at}: ")
             }
-            _ => crate::output::error(format_args!("{error:#}")),
-        }
-        if let Some(hint) = engine.and_then(EngineError::hint) {
-            crate::output::said_line(format_args!("hint: {hint}"));
-        }
+            _ => String::new(),
+        };
+        output::failure(&who, error);
     }
     std::process::exit(if closed { 0 } else { i32::from(crate::exit_code(error)) })
 }
@@ -65,23 +61,25 @@ pub(crate) fn leave(host: &spanker_engine::Host, error: &anyhow::Error) -> ! {
 /// Refuses to run many copies of what is one process's work.
 pub(crate) fn check(command: &Command) -> anyhow::Result<()> {
     let Some(ranks) = launched() else { return Ok(()) };
-    match command {
-        #[cfg(feature = "mpi")]
-        Command::Bench(args) if args.takes_ranks() => Ok(()),
-        // Built without MPI, it says so itself.
-        Command::Steal(args) if args.takes_ranks() => Ok(()),
+    let is_for_all = match command {
         #[cfg(not(feature = "mpi"))]
-        Command::Bench(args) if args.takes_ranks() => Err(without_mpi().into()),
-        Command::Run(args) if args.takes_ranks() => Ok(()),
-        Command::Chat(args) if args.takes_ranks() => Ok(()),
-        Command::Serve(args) if args.takes_ranks() => Ok(()),
-        Command::Verify(args) if args.takes_ranks() => Ok(()),
-        Command::Eval(args) if args.takes_ranks() => Ok(()),
-        Command::Probe(args) if args.takes_ranks() => Ok(()),
-        Command::Plan(args) if args.takes_ranks() => Ok(()),
-        _ => Err(Usage(format!(
+        Command::Bench(args) if args.takes_ranks() => return Err(without_mpi()),
+        Command::Bench(args) => args.takes_ranks(),
+        // Built without MPI, it says so itself.
+        Command::Steal(args) => args.takes_ranks(),
+        Command::Run(args) => args.on.takes_ranks(),
+        Command::Chat(args) => args.on.takes_ranks(),
+        Command::Serve(args) => args.model.on.takes_ranks(),
+        Command::Verify(args) => args.llm.takes_ranks(),
+        Command::Eval(args) => args.on.takes_ranks(),
+        Command::Probe(args) => args.fabric == Fabric::Mpi,
+        Command::Plan(args) => args.fabric == Some(Fabric::Mpi),
+        _ => false,
+    };
+    match is_for_all {
+        true => Ok(()),
+        false => refuse(format!(
             "a launcher started {ranks} of these, and this is one process's work\nhint: without mpirun"
-        ))
-        .into()),
+        )),
     }
 }

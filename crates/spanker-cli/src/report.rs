@@ -4,16 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use spanker_plan::{Comparison, Origin, Plan, Trace, compare, read_perfetto};
+use spanker_engine::files;
+use spanker_plan::{Origin, Trace, compare, read_perfetto};
 use spanker_report::{Report, Source, scenarios};
 
-use crate::{VERSION, output};
-use spanker_engine::files;
+use crate::shell::quoted;
+use crate::{VERSION, llm, output};
 
-/// More than any plan has.
-const MOST_PLAN: u64 = 64 << 20;
 /// The largest file of a trace, in bytes.
-const MOST_TRACE: u64 = 512 << 20;
+pub(crate) const MOST_TRACE: u64 = 512 << 20;
 
 /// Write one HTML page about a plan: the split, memory, time, the run beside its prediction, and what would change it
 ///
@@ -43,15 +42,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let out = Some(args.out.clone());
     files::check_outputs([&out])?;
-    let text = files::read(&args.plan, MOST_PLAN)?;
-    let plan = Plan::from_json(&text).with_context(|| args.plan.display().to_string())?;
+    let plan = llm::saved(&args.plan)?;
     let (mut predicted, mut measured) = (None, None);
     for path in &args.traces {
-        let shown = || path.display().to_string();
-        for (origin, trace) in read_perfetto(&files::read(path, MOST_TRACE)?).with_context(shown)? {
+        for (origin, trace) in traces(path)? {
             let place = if origin == Origin::Predicted { &mut predicted } else { &mut measured };
             if place.replace(trace).is_some() {
-                anyhow::bail!("{}: a second trace of the same kind ({origin:?})", shown());
+                let shown = path.display();
+                anyhow::bail!("{shown}: a second trace of the same kind ({origin:?})");
             }
         }
     }
@@ -59,76 +57,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (Some(predicted), Some(measured)) => Some(compare(predicted, measured)?),
         _ => None,
     };
-    let subject = Subject {
-        plan: &plan,
+    let report = Report {
         predicted: predicted.as_ref(),
         measured: measured.as_ref(),
         comparison: comparison.as_ref(),
-        what_if: !args.no_what_if,
+        ..Report::of(&plan)
     };
-    write(&args.out, &subject)?;
-    output::said_line(format_args!("saved {}: open it in a browser", args.out.display()));
+    write(&args.out, &report, !args.no_what_if)?;
+    log!("saved {}: open it in a browser", args.out.display());
     Ok(())
 }
 
-/// What a page is about.
-pub(crate) struct Subject<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) predicted: Option<&'a Trace>,
-    pub(crate) measured: Option<&'a Trace>,
-    pub(crate) comparison: Option<&'a Comparison>,
-    pub(crate) what_if: bool,
+/// The traces of a file.
+pub(crate) fn traces(path: &Path) -> anyhow::Result<Vec<(Origin, Trace)>> {
+    let read = read_perfetto(&files::read(path, MOST_TRACE)?);
+    read.with_context(|| path.display().to_string())
 }
 
-impl<'a> Subject<'a> {
-    /// A plan that has not run.
-    pub(crate) fn of(plan: &'a Plan) -> Subject<'a> {
-        Subject { plan, predicted: None, measured: None, comparison: None, what_if: true }
-    }
-}
-
-/// Writes the page, with plans for what might be different.
-pub(crate) fn write(path: &Path, subject: &Subject<'_>) -> anyhow::Result<()> {
+/// Writes the page about a plan, if `what_if` with plans for what might be different.
+pub(crate) fn write(path: &Path, report: &Report<'_>, what_if: bool) -> anyhow::Result<()> {
     let text = "planning what might be ..";
     let mut progress = |done, all| output::progress_of(done as u64, all as u64, text);
-    let scenarios = match subject.what_if {
-        true => Some(scenarios(subject.plan, &mut progress)?),
-        false => None,
-    };
+    let scenarios = what_if.then(|| scenarios(report.plan, &mut progress)).transpose()?;
     output::progress_done();
-    let command = command_line(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
-    let report = Report {
-        plan: subject.plan,
-        predicted: subject.predicted,
-        measured: subject.measured,
-        comparison: subject.comparison,
-        scenarios: scenarios.as_ref(),
-        source: Source { commands: &[command], version: VERSION },
-    };
-    files::write(path, report.page()?)?;
-    Ok(())
-}
-
-/// The words of a command as a shell takes them, by the program's name alone.
-fn command_line(words: impl Iterator<Item = String>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@+".contains(c);
-    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    };
-    let all: Vec<String> =
-        std::iter::once("spanker".to_owned()).chain(words.skip(1).map(quoted)).collect();
-    all.join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn command_lines_are_quoted_as_a_shell_reads_them() {
-        let words = ["/a/b/spanker", "run", "-p", "it's here", "--cards", "2", ""];
-        let line = command_line(words.into_iter().map(str::to_owned));
-        assert_eq!(line, r"spanker run -p 'it'\''s here' --cards 2 ''");
-    }
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    // The program goes by its name alone.
+    let command: Vec<String> = std::iter::once("spanker".to_owned()).chain(words).collect();
+    let source = Source { commands: &[command.join(" ")], version: VERSION };
+    let report = Report { scenarios: scenarios.as_ref(), source, ..*report };
+    Ok(files::write(path, report.page()?)?)
 }

@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use spanker_engine::{
-    Answer, Compared, Correction, Engine, FinishReason, Finished, Limits, Options,
+    Answer, Compared, Correction, Engine, FinishReason, Finished, Generation, Limits, Sampling,
+    Stop, files,
 };
-use spanker_plan::{Comparison, Request};
+use spanker_plan::Comparison;
+use spanker_report::Report;
 
-use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, DraftArgs, Place, SampleArgs, Split};
-use crate::report::{self, Subject};
-use crate::{Usage, output};
-use spanker_engine::files;
+use crate::llm::{self, AuditArgs, DraftArgs, Place, PlaceArgs, SampleArgs};
+use crate::{output, refuse, report};
 
 /// More than any prompt has.
 const MOST_PROMPT: u64 = 64 << 20;
@@ -42,10 +41,7 @@ Without --split the planner chooses, on every fabric, among the splits that give
 measured of this machine. 'spanker verify' proves that the tokens are the same.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    llm: llm::Args,
-    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
-    #[arg(long, value_name = "CARDS")]
-    cards: Option<CardList>,
+    pub(crate) on: PlaceArgs,
     /// The text to go on from; - reads it from standard input
     #[arg(short, long, required_unless_present = "file")]
     prompt: Option<String>,
@@ -67,9 +63,6 @@ pub(crate) struct Args {
     audit: AuditArgs,
     #[command(flatten)]
     draft: DraftArgs,
-    /// How to split the model [default: the planner's best that gives the bits of one card]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
     /// Run a saved plan: its layout, with the prices of what is here
     #[arg(long, value_name = "FILE", conflicts_with_all = ["split", "tensor_split"])]
     plan: Option<PathBuf>,
@@ -98,11 +91,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.takes_ranks()
-    }
-
     /// The text to go on from.
     fn text(&self) -> anyhow::Result<String> {
         match (&self.file, self.prompt.as_deref()) {
@@ -123,7 +111,7 @@ impl Args {
             count if count > 0 => Some(usize::try_from(count)?),
             count => {
                 let text = format!("--n-predict {count}: at least one token, or -1 for no limit");
-                return Err(Usage(text).into());
+                return refuse(text);
             }
         };
         Ok(Limits {
@@ -144,52 +132,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         files::check_outputs([&args.trace, &args.logits, &args.report])?;
         text = args.text()?;
     }
-    llm::on_host(&args.llm, args.cards.as_ref(), args.plan.as_deref(), |place| {
-        lead(args, place, &text, limits)
-    })
+    args.on.lead(args.plan.as_deref(), |place| lead(args, place, &text, limits))
 }
 
 fn lead(args: &Args, place: &Place, text: &str, limits: Limits) -> anyhow::Result<()> {
     let Place { host, model, context, .. } = place;
     let prompt = place.encode(text)?;
     let sampling = args.sampling.sampling()?;
-    let audit = host.audit(args.audit.audit)?;
     let steps = limits.tokens.unwrap_or(*context).min(context - prompt.len());
-    let (draft, small) = (args.draft.source(), args.draft.load(place)?);
-    let request = Request { audit, guesses: draft.most(), ..place.request(prompt.len(), steps) };
-    let plan = match &args.plan {
-        Some(path) => host.plan_saved(model, &request, &llm::saved(path)?)?,
-        None => host.plan(model, &request, &args.llm.wish(args.split))?,
-    };
+    let request = place.request(prompt.len(), steps);
     let record = args.trace.is_some() || args.compare || args.report.is_some();
-    let mut engine = Engine::load_with(host, model, plan, Options { record, audit, draft })?;
-    if let Some(small) = small {
-        engine.set_draft_model(small);
-    }
-    if !args.no_display_prompt {
-        show(args, text)?;
-    }
+    let engine = place.load((&args.audit, &args.draft), request, record, |request| {
+        Ok(match &args.plan {
+            Some(path) => host.plan_saved(model, request, &llm::saved(path)?)?,
+            None => host.plan(model, request, &args.on.wish())?,
+        })
+    });
+    let mut engine = engine?;
     let audience = Audience::of(args.json);
-    // Whoever stops reading ends the text, not the run.
-    let unread = limits.stop.clone();
-    let mut generation = engine.generate(&prompt, sampling, limits)?;
-    for piece in &mut generation {
-        let piece = piece?;
-        if let Some(correction) = &piece.corrects {
-            audience.correct(correction)?;
-        }
-        show(args, &piece.text)?;
-        if output::is_unread() {
-            unread.stop();
-        }
+    if !args.no_display_prompt {
+        audience.show(text)?;
     }
-    let (answer, _) = generation.into_answer();
+    let stop = limits.stop.clone();
+    let (answer, _) = audience.stream(engine.generate(&prompt, sampling, limits)?, &stop)?;
     finish(args, engine, &answer)
-}
-
-/// Text as it comes, unless it is printed in one piece later.
-fn show(args: &Args, text: &str) -> anyhow::Result<()> {
-    if args.json { Ok(()) } else { output::text(text) }
 }
 
 /// Who reads a text while it is made.
@@ -212,16 +178,40 @@ impl Audience {
         }
     }
 
+    /// Text as it comes, unless it is printed in one piece later.
+    fn show(self, text: &str) -> anyhow::Result<()> {
+        if self == Audience::Later { Ok(()) } else { output::text(text) }
+    }
+
+    /// An answer as it comes. Whoever stops reading ends the text, not the run.
+    pub(crate) fn stream(
+        self,
+        mut generation: Generation<'_, '_>,
+        stop: &Stop,
+    ) -> anyhow::Result<(Answer, Sampling)> {
+        for piece in &mut generation {
+            let piece = piece?;
+            if let Some(correction) = &piece.corrects {
+                self.correct(correction)?;
+            }
+            self.show(&piece.text)?;
+            if output::is_unread() {
+                stop.stop();
+            }
+        }
+        Ok(generation.into_answer())
+    }
+
     /// Tells whoever reads that the text is wrong from a token on, or ends with an error if they cannot be told.
-    pub(crate) fn correct(self, correction: &Correction) -> anyhow::Result<()> {
+    fn correct(self, correction: &Correction) -> anyhow::Result<()> {
         let (number, blamed) = (correction.token + 1, &correction.blamed);
         match self {
             Audience::Later => Ok(()),
             Audience::Terminal => {
                 output::line("")?;
-                output::said_line(format_args!(
+                log!(
                     "token {number} and what followed was wrong: {blamed}; the right text from there:"
-                ));
+                );
                 Ok(())
             }
             Audience::Stream => anyhow::bail!(
@@ -263,10 +253,9 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let comparison = comparison.filter(|_| args.compare);
     if args.json {
         if let Some(comparison) = &comparison {
-            json["compare"] = comparison.to_json();
-            describe(&finished, &mut json["compare"]["pieces"]);
+            json["compare"] = finished.comparison_json(comparison);
         }
-        return output::line(&json.to_string());
+        return output::json(&json);
     }
     output::text("\n")?;
     if output::is_quiet() {
@@ -277,9 +266,7 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
     let compared = comparison.iter().flat_map(|comparison| comparison.lines(names));
     lines.into_iter().chain(compared).for_each(output::said_line);
     if answer.finish == Some(FinishReason::Context) {
-        output::said_line(format_args!(
-            "the context is full\nhint: give more room with --ctx-size"
-        ));
+        log!("the context is full\nhint: give more room with --ctx-size");
     }
     if let Some(off) = doubt {
         let (percent, word) = (off.abs(), if off < 0.0 { "faster" } else { "slower" });
@@ -288,13 +275,10 @@ fn finish(args: &Args, engine: Engine<'_>, answer: &Answer) -> anyhow::Result<()
         ));
     }
     if let Some(path) = &args.trace {
-        output::said_line(format_args!(
-            "saved {}: open it at https://ui.perfetto.dev",
-            path.display()
-        ));
+        log!("saved {}: open it at https://ui.perfetto.dev", path.display());
     }
     if let Some(path) = &args.report {
-        output::said_line(format_args!("saved {}: open it in a browser", path.display()));
+        log!("saved {}: open it in a browser", path.display());
     }
     Ok(())
 }
@@ -308,23 +292,13 @@ fn page(
 ) -> anyhow::Result<()> {
     let Some(first) = finished.pieces().first() else { return Ok(()) };
     let traces = compared.and_then(|compared| compared.traces().first());
-    let subject = Subject {
+    let report = Report {
         predicted: traces.map(|(predicted, _)| predicted),
         measured: traces.map(|(_, measured)| measured),
         comparison,
-        ..Subject::of(&first.plan)
+        ..Report::of(&first.plan)
     };
-    report::write(path, &subject)
-}
-
-/// Adds to the JSON of pieces what each ran on.
-fn describe(finished: &Finished, json: &mut serde_json::Value) {
-    let list = json.as_array_mut().into_iter().flatten();
-    for (piece, value) in finished.pieces().iter().zip(list) {
-        value["strategy"] = piece.plan.layout.strategy().name().into();
-        value["from_token"] = piece.tokens.len().into();
-        value["recovery_wall_ms"] = (piece.recovery.as_secs_f64() * 1e3).into();
-    }
+    report::write(path, &report, true)
 }
 
 #[cfg(test)]

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spanker_engine::{EngineError, Host, Model, Service, ServiceOptions, files, models};
+use spanker_engine::{EngineError, Model, Service, ServiceOptions, files, models};
 use spanker_serve::{Backend, HttpLimits, ServeError, ServeOptions, Server, TlsFiles};
 use spanker_twin::Signals;
 
-use crate::directory::CardList;
-use crate::llm::{self, AuditArgs, DraftArgs, Split};
-use crate::{Usage, output, ranks};
+use crate::llm::{AuditArgs, DraftArgs, PlaceArgs};
+use crate::{output, ranks, refuse, usage};
 
 /// More than any file of keys has.
 const MOST_KEYS: u64 = 1 << 20;
@@ -35,7 +34,7 @@ Other machines reach it with --host 0.0.0.0, which takes a key (--api-key-file),
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'")]
 pub(crate) struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(crate) model: ModelArgs,
     /// What the model is called [default: the name of its file]
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
@@ -48,17 +47,11 @@ pub(crate) struct Args {
 #[group(skip)]
 pub(crate) struct ModelArgs {
     #[command(flatten)]
-    pub(crate) llm: llm::Args,
-    /// Cards: a number, or for --fabric cards a list as in 0,1,3 [default: 1 in-process, all cards]
-    #[arg(long, value_name = "CARDS")]
-    cards: Option<CardList>,
+    pub(crate) on: PlaceArgs,
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
     draft: DraftArgs,
-    /// How to split the model [default: the planner's best that gives the bits of one card]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
     /// Requests that are answered at the same time; the split is the best for so many, so that fewer have answers sooner
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub(crate) parallel: usize,
@@ -66,7 +59,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value_t = 64, value_name = "N")]
     max_queue: usize,
     /// Memory for keys and values of all cards together, as in 512M or 16G [default: what the requests could need]
-    #[arg(long, value_name = "BYTES", value_parser = crate::sizes::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = spanker_bench::bytes)]
     kv_memory: Option<usize>,
     /// Compute every prompt anew, also where others began with the same
     #[arg(long)]
@@ -98,26 +91,11 @@ struct HttpArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// How long answers that are under way may take once it is told to end
-    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = timeout)]
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = crate::times::drain)]
     timeout: Duration,
 }
 
-/// How long something may take.
-fn timeout(text: &str) -> Result<Duration, String> {
-    let seconds: spanker_topology::Seconds =
-        text.parse().map_err(|_| "expected a time, as in 500ms or 30s".to_owned())?;
-    match Duration::try_from_secs_f64(seconds.0) {
-        Ok(time) if seconds.0 <= 86_400.0 => Ok(time),
-        _ => Err("expected 0s to 86400s".into()),
-    }
-}
-
 impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.model.takes_ranks()
-    }
-
     /// How the server listens; `path` is the model's file.
     fn options(&self, path: &Path) -> anyhow::Result<ServeOptions> {
         let HttpArgs { host, port, cors, tls_cert, tls_key, timeout, .. } = &self.http;
@@ -125,7 +103,7 @@ impl Args {
             |part: Option<&std::ffi::OsStr>| part.map(|name| name.to_string_lossy().into_owned());
         let (stem, file) = (part(path.file_stem()), part(path.file_name()));
         // Where it was fetched by a name, that is what people know.
-        let asked = &self.model.llm.model;
+        let asked = &self.model.on.llm.model;
         let usual = models::known(asked).map(|known| known.name.to_owned());
         let names = [self.alias.clone(), usual, stem, file, Some(asked.clone())];
         let mut names: Vec<String> = names.into_iter().flatten().collect();
@@ -152,9 +130,7 @@ impl Args {
             let before = keys.len();
             keys.extend(lines.map(str::to_owned));
             if keys.len() == before {
-                return Err(
-                    Usage(format!("--api-key-file {}: no key is in it", path.display())).into()
-                );
+                return refuse(format!("--api-key-file {}: no key is in it", path.display()));
             }
         }
         Ok(keys)
@@ -162,35 +138,23 @@ impl Args {
 }
 
 impl ModelArgs {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.takes_ranks()
-    }
-
     /// Refuses flags that make no sense.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.draft.of_text()?;
         match self.parallel {
-            0 => {
-                Err(Usage("--parallel 0: at least one request is answered at a time".into()).into())
-            }
+            0 => refuse("--parallel 0: at least one request is answered at a time"),
             _ => Ok(()),
         }
     }
 
     /// Whether another process of those that a launcher has started serves, and this one does what that one says.
     pub(crate) fn follows(&self) -> bool {
-        self.takes_ranks() && !ranks::is_first()
-    }
-
-    /// The place that flags name.
-    pub(crate) fn host(&self) -> anyhow::Result<Host> {
-        self.llm.host(self.cards.as_ref())
+        self.on.takes_ranks() && !ranks::is_first()
     }
 
     /// Does what the first rank says, until it ends.
     pub(crate) fn follow(&self) -> anyhow::Result<()> {
-        llm::on_host(&self.llm, self.cards.as_ref(), None, |_| Ok(()))
+        self.on.lead(None, |_| Ok(()))
     }
 
     /// How the model runs, for a context and a batch that it has.
@@ -200,9 +164,9 @@ impl ModelArgs {
             context,
             batch,
             kv_memory: self.kv_memory.map(|bytes| bytes as u64),
-            kv: self.llm.kv,
+            kv: self.on.llm.kv,
             queue: self.max_queue,
-            wish: self.llm.wish(self.split),
+            wish: self.on.wish(),
             audit: self.audit.audit,
             reuse: !self.no_prefix_cache,
             draft: self.draft.source(),
@@ -215,14 +179,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.model.follows() {
         return args.model.follow();
     }
-    let path = models::find(&args.model.llm.model)?;
+    let path = models::find(&args.model.on.llm.model)?;
     let server = Server::bind(args.options(&path)?).map_err(explained)?;
     // Before any thread is started, which would take signals itself.
     let signals = Signals::take()?;
     let (url, handle) = (server.url(), server.handle());
-    output::said_line(format_args!("listening on {}; the page is {url}", server.address()));
+    log!("listening on {}; the page is {url}", server.address());
     let drain = args.http.timeout;
-    std::thread::spawn(move || watch(&signals, &handle, drain));
+    let mut is_ending = false;
+    // Ends the server when somebody asks for it, and the program when they insist.
+    signals.watch(move |caught| {
+        if is_ending {
+            std::process::exit(if caught.kill { 143 } else { 130 });
+        }
+        is_ending = true;
+        log!("ending: answers that are under way have {drain:?}; once more ends at once");
+        handle.end();
+    });
     let loader = Loader { args: args.model.clone(), path };
     server.run(move || loader.load().map(|service| service as Arc<dyn Backend>))
 }
@@ -230,32 +203,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// What stands behind an error of the server, with advice where there is some.
 fn explained(error: ServeError) -> anyhow::Error {
     match error {
-        ServeError::Open { .. } => Usage(format!(
+        ServeError::Open { .. } => usage(format!(
             "{error}\nhint: --api-key-file FILE, or --host 127.0.0.1 for this machine alone"
-        ))
-        .into(),
-        ServeError::Option { what } => Usage(what).into(),
+        )),
+        ServeError::Option { what } => usage(what),
         other => other.into(),
-    }
-}
-
-/// Ends the server when somebody asks for it, and the program when they insist.
-fn watch(signals: &Signals, handle: &spanker_serve::Handle, drain: Duration) {
-    let mut is_ending = false;
-    loop {
-        let [] = signals.wait([], None);
-        let caught = signals.caught();
-        if !caught.end {
-            continue;
-        }
-        if is_ending {
-            std::process::exit(if caught.kill { 143 } else { 130 });
-        }
-        is_ending = true;
-        output::said_line(format_args!(
-            "ending: answers that are under way have {drain:?}; once more ends at once"
-        ));
-        handle.end();
     }
 }
 
@@ -271,13 +223,13 @@ impl Loader {
         let begun = Instant::now();
         let Loader { args, path } = self;
         let model = Arc::new(Model::open(path)?);
-        let (context, batch) = args.llm.sizes(&model)?;
+        let (context, batch) = args.on.llm.sizes(&model)?;
         let options = args.service(context, batch);
         let open = move || {
             let requested = |error: anyhow::Error| {
                 error.downcast().unwrap_or_else(|other| EngineError::request(other.to_string()))
             };
-            args.llm.host(args.cards.as_ref()).map_err(requested)
+            args.on.host().map_err(requested)
         };
         let service = Service::start(model, options, open)?;
         let status = service.status();
@@ -285,12 +237,12 @@ impl Loader {
         if !output::is_quiet() {
             let seconds = begun.elapsed().as_secs_f64();
             let layout = if status.layout.is_empty() { "loaded" } else { &status.layout };
-            output::said_line(format_args!("{layout} after {seconds:.1} s"));
+            log!("{layout} after {seconds:.1} s");
             for (clients, rate) in &status.expected {
-                let many = if *clients == 1 { "" } else { "s" };
-                output::said_line(format_args!(
-                    "{clients} client{many}: {rate:.1} tokens/s in all, by the prediction"
-                ));
+                log!(
+                    "{}: {rate:.1} tokens/s in all, by the prediction",
+                    output::count(*clients, "client")
+                );
             }
         }
         Ok(Arc::new(service))

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::{Cli, Usage, output};
+use crate::{Cli, output, refuse};
 
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]
@@ -46,11 +46,34 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
     };
     let shown = folder.display();
     if folder.exists() && !folder.is_dir() {
-        return Err(Usage(format!("--out {shown}: it is not a folder")).into());
+        return refuse(format!("--out {shown}: it is not a folder"));
     }
     let failed = || format!("cannot write to {shown}");
     std::fs::create_dir_all(folder).with_context(failed)?;
     clap_mangen::generate_to(Cli::command(), folder).with_context(failed)?;
     output::note(format_args!("manual pages are in {shown}"));
     Ok(())
+}
+
+/// A word as a shell takes it.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%=".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_split_or_expand_them() {
+        for plain in ["/tmp/spanker-0", "run", "-p", "a=b,c:2@1.5"] {
+            assert_eq!(quoted(plain), plain);
+        }
+        assert_eq!([quoted("/a b/$c"), quoted("")], ["'/a b/$c'", "''"]);
+        assert_eq!(quoted("it's here"), r"'it'\''s here'");
+    }
 }

@@ -2,27 +2,23 @@
 //! `spanker steal`: one job over unequal backends, with faults if one likes; on real threads, ranks or in virtual time. The
 //! engine prepares and runs it; here are flags, tables, JSON and progress.
 
-mod faults;
 #[cfg(feature = "mpi")]
 mod ranks;
-mod table;
-mod view;
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spanker_engine::jobs::{self, BackendList, JobError, JobRequest, JobWatch, Workload};
-use spanker_engine::{EngineError, Model};
-use spanker_steal::Options;
+use spanker_engine::jobs::notation::{self, Hot, Named};
+use spanker_engine::jobs::{
+    self, BackendList, BackendShare, JobError, JobReport, JobRequest, JobWatch, Workload,
+};
+use spanker_engine::{EngineError, Model, files, models};
+use spanker_steal::{BackendReport, Options, Report};
 use spanker_twin::Signals;
 
-use crate::{Interrupted, Unspoken, Usage, output};
-use faults::{Hot, Named};
-use spanker_engine::{files, models};
-use view::View;
+use crate::{Unspoken, llm, output, refuse};
 
 /// The part that is done again by others when a backend computes wrong bytes.
 const AUDIT: f64 = 0.02;
@@ -30,6 +26,8 @@ const AUDIT: f64 = 0.02;
 const SIDE: usize = 1024;
 /// Tokens of an answer where nobody says.
 const TOKENS: usize = 16;
+/// So many backends are shown while a job runs.
+const MOST_LINES: usize = 20;
 /// More bytes than any list of prompts has.
 const MOST_BYTES: u64 = 64 << 20;
 /// Split one job over unequal backends, whoever fails
@@ -69,53 +67,53 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIST")]
     backends: BackendList,
     /// Where the backends are: threads of this process, or the ranks that mpirun started, one backend each
-    #[arg(long, default_value = "threads", value_enum)]
-    fabric: Fabric,
+    #[arg(long, default_value = "threads", value_parser = ["threads", "mpi"])]
+    fabric: String,
     /// Items of the job, as in 1000000 or 1M; for matmul rows of the left operand [default: 1000000, or 4096 rows]
-    #[arg(long, value_name = "N", value_parser = items)]
+    #[arg(long, value_name = "N", value_parser = notation::items)]
     items: Option<usize>,
     /// What an item is: sleep (nothing but time), hash (rounds of mixing), matmul (a row of a product) or prompts (an
     /// answer of a model)
-    #[arg(long, default_value = "sleep", value_enum)]
-    job: JobKind,
+    #[arg(long, default_value = "sleep", value_parser = ["sleep", "hash", "matmul", "prompts"])]
+    job: String,
     #[command(flatten)]
     of_job: OfJob,
     /// What an item takes at 1x, for sleep and --simulate; a cpu thread is 1x [default: what makes the whole job
     /// take a second, if all goes well]
-    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     item_time: Option<Duration>,
     /// Items that cost more: 0.9..1.0*10 makes the last tenth cost 10 times as much; may be given again
-    #[arg(long, value_name = "PART*FACTOR", value_parser = faults::hot)]
+    #[arg(long, value_name = "PART*FACTOR", value_parser = notation::hot)]
     hot: Vec<Hot>,
     /// A backend that dies: emul1@0.5s; may be given again, as all faults, and without a time from the start
-    #[arg(long, value_name = "NAME@TIME", value_parser = faults::kill)]
+    #[arg(long, value_name = "NAME@TIME", value_parser = notation::kill)]
     kill: Vec<Named>,
     /// A backend that hangs: emul1@0.5s for ever, emul1@0.5s+2s for two seconds
-    #[arg(long, value_name = "NAME@TIME", value_parser = faults::hang)]
+    #[arg(long, value_name = "NAME@TIME", value_parser = notation::hang)]
     hang: Vec<Named>,
     /// A backend that slows down: emul1*8@0.5s takes 8 times as long from then on, emul1@0.5s 4 times
-    #[arg(long, value_name = "NAME*FACTOR@TIME", value_parser = faults::slow)]
+    #[arg(long, value_name = "NAME*FACTOR@TIME", value_parser = notation::slow)]
     slow: Vec<Named>,
     /// A backend that computes wrong bytes: emul1@0.5s
-    #[arg(long, value_name = "NAME@TIME", value_parser = faults::corrupt)]
+    #[arg(long, value_name = "NAME@TIME", value_parser = notation::corrupt)]
     corrupt: Vec<Named>,
     /// The part of the items, 0 to 1, that a second backend does again to compare [default: 0, or 0.02 with --corrupt]
-    #[arg(long, value_name = "PART", value_parser = part)]
+    #[arg(long, value_name = "PART", value_parser = llm::fraction)]
     audit: Option<f64>,
     /// Sums of the bytes are made where they are computed and checked where they arrive
     #[arg(long)]
     checksums: bool,
     /// How long a backend may have a chunk at least before others may take it [default: 20ms, or 30s for prompts]
-    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     lease: Option<Duration>,
     /// How long no backend may answer before the run gives up [default: 30s, or 600s for prompts]
-    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     patience: Option<Duration>,
     /// How long a chunk should take at most [default: 12ms]
-    #[arg(long, value_name = "TIME", value_parser = faults::time)]
+    #[arg(long, value_name = "TIME", value_parser = notation::time)]
     cap: Option<Duration>,
     /// What every chunk of an emulated backend costs beside its items
-    #[arg(long, default_value = "50us", value_name = "TIME", value_parser = faults::time)]
+    #[arg(long, default_value = "50us", value_name = "TIME", value_parser = notation::time)]
     launch: Duration,
     /// Speeds and launch costs are told beforehand, not found out
     #[arg(long)]
@@ -127,7 +125,7 @@ pub(crate) struct Args {
     #[arg(long)]
     simulate: bool,
     /// The largest part by which a chunk may take longer, at random, with --simulate
-    #[arg(long, value_name = "PART", value_parser = part, requires = "simulate")]
+    #[arg(long, value_name = "PART", value_parser = llm::fraction, requires = "simulate")]
     jitter: Option<f64>,
     /// Do not run the job by the origin's rule as well (nor is it run where that would take more than a minute)
     #[arg(long)]
@@ -135,28 +133,6 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Where backends are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Fabric {
-    /// Threads of this process
-    Threads,
-    /// Processes, on one host or several
-    Mpi,
-}
-
-/// What can be asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum JobKind {
-    /// Items take time, and nothing else
-    Sleep,
-    /// Items are hashed
-    Hash,
-    /// Items are rows of a product
-    Matmul,
-    /// Items are prompts for a model
-    Prompts,
 }
 
 /// Flags for one job each.
@@ -185,32 +161,19 @@ struct OfJob {
 
 impl OfJob {
     /// Refuses flags of other jobs.
-    fn check(&self, kind: JobKind) -> Result<(), Usage> {
+    fn check(&self, kind: &str) -> anyhow::Result<()> {
         let flags = [
-            ("--k", self.k.is_some(), JobKind::Matmul, "matmul"),
-            ("--n", self.n.is_some(), JobKind::Matmul, "matmul"),
-            ("--model", self.model.is_some(), JobKind::Prompts, "prompts"),
-            ("--prompts", self.prompts.is_some(), JobKind::Prompts, "prompts"),
-            ("--tokens", self.tokens.is_some(), JobKind::Prompts, "prompts"),
-            ("--check", self.check, JobKind::Prompts, "prompts"),
+            ("--k", self.k.is_some(), "matmul"),
+            ("--n", self.n.is_some(), "matmul"),
+            ("--model", self.model.is_some(), "prompts"),
+            ("--prompts", self.prompts.is_some(), "prompts"),
+            ("--tokens", self.tokens.is_some(), "prompts"),
+            ("--check", self.check, "prompts"),
         ];
-        match flags.into_iter().find(|(_, given, of, _)| *given && *of != kind) {
-            Some((flag, .., job)) => Err(Usage(format!("{flag} is for --job {job}"))),
+        match flags.into_iter().find(|(_, given, of)| *given && *of != kind) {
+            Some((flag, _, job)) => refuse(format!("{flag} is for --job {job}")),
             None => Ok(()),
         }
-    }
-
-    /// A product of so many rows.
-    fn matmul(&self, rows: usize) -> Result<Workload, Usage> {
-        let (k, n) = (self.k.unwrap_or(SIDE), self.n.unwrap_or(SIDE));
-        if k == 0 || !k.is_multiple_of(ggml_spanker::QK_K) {
-            let block = ggml_spanker::QK_K;
-            return Err(Usage(format!("--k {k}: expected a positive multiple of {block}")));
-        }
-        if n.checked_mul(4).is_none_or(|bytes| bytes == 0) {
-            return Err(Usage(format!("--n {n}: expected a number of rows above zero")));
-        }
-        Ok(Workload::Matmul { rows, k, n })
     }
 
     /// Where prompts are from.
@@ -221,12 +184,9 @@ impl OfJob {
     /// The prompts of a file, or those that are built in, for a model as `spanker run` finds it.
     fn prompts(&self) -> anyhow::Result<Workload> {
         let Some(model) = &self.model else {
-            return Err(Usage("--job prompts needs a model: -m MODEL".into()).into());
+            return refuse("--job prompts needs a model: -m MODEL");
         };
         let tokens = self.tokens.unwrap_or(TOKENS);
-        if tokens == 0 {
-            return Err(Usage("--tokens 0: an answer has at least one token".into()).into());
-        }
         let text = match &self.prompts {
             None => jobs::PROMPTS.to_owned(),
             Some(file) => files::read(file, MOST_BYTES)?,
@@ -241,79 +201,36 @@ impl OfJob {
     }
 }
 
-/// Reads `1000000`, `1_000_000` and `1M`.
-fn items(text: &str) -> Result<usize, String> {
-    let bad = || format!("'{text}': expected a number of items above zero, as in 1000000 or 1M");
-    let units = [("k", 1000), ("M", 1_000_000), ("G", 1_000_000_000)];
-    let unit = units.into_iter().find(|(unit, _)| text.ends_with(unit));
-    let digits = unit.map_or(text, |(unit, _)| text.trim_end_matches(unit)).replace('_', "");
-    let count = digits.parse::<usize>().map_err(|_| bad())?;
-    count.checked_mul(unit.map_or(1, |(_, unit)| unit)).filter(|count| *count > 0).ok_or_else(bad)
-}
-
-/// Reads a part of a whole.
-fn part(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
-        _ => Err(format!("'{text}': expected a part from 0 to 1")),
-    }
-}
-
-/// Refuses times that no run could keep to.
-fn within(flag: &str, time: Duration, least: Duration, most: Duration) -> Result<(), Usage> {
-    if (least..=most).contains(&time) {
-        return Ok(());
-    }
-    Err(Usage(format!("{flag} {time:?}: expected {least:?} to {most:?}")))
-}
-
 impl Args {
     /// Whether this is the work of all ranks together.
     pub(crate) fn takes_ranks(&self) -> bool {
-        self.fabric == Fabric::Mpi
+        self.fabric == "mpi"
     }
 
     /// What the items are.
     fn workload(&self) -> anyhow::Result<Workload> {
-        self.of_job.check(self.job)?;
+        self.of_job.check(&self.job)?;
         let items = |usual: usize| self.items.unwrap_or(usual);
-        Ok(match self.job {
-            JobKind::Sleep => Workload::Sleep { items: items(1_000_000) },
-            JobKind::Hash => Workload::Hash { items: items(1_000_000) },
-            JobKind::Matmul => self.of_job.matmul(items(4096))?,
-            JobKind::Prompts if self.items.is_some() => {
+        Ok(match &*self.job {
+            "sleep" => Workload::Sleep { items: items(1_000_000) },
+            "hash" => Workload::Hash { items: items(1_000_000) },
+            "matmul" => Workload::Matmul {
+                rows: items(4096),
+                k: self.of_job.k.unwrap_or(SIDE),
+                n: self.of_job.n.unwrap_or(SIDE),
+            },
+            _ if self.items.is_some() => {
                 let text = "--items is for other jobs: with --job prompts an item is a prompt";
-                return Err(Usage(text.into()).into());
+                return refuse(text);
             }
-            JobKind::Prompts => self.of_job.prompts()?,
+            _ => self.of_job.prompts()?,
         })
-    }
-
-    /// How the run deals with time, trouble and trust, if that makes sense.
-    fn options(&self, standard: Options) -> Result<Options, Usage> {
-        const HOUR: Duration = Duration::from_secs(3600);
-        let options = Options {
-            cap: self.cap.unwrap_or(standard.cap),
-            lease: self.lease.unwrap_or(standard.lease),
-            patience: self.patience.unwrap_or(standard.patience),
-            checksums: self.checksums,
-            sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
-            seed: self.seed,
-            ..standard
-        };
-        within("--cap", options.cap, Duration::from_micros(10), HOUR)?;
-        within("--lease", options.lease, Duration::from_millis(1), HOUR)?;
-        within("--patience", options.patience, options.lease, 24 * HOUR)?;
-        within("--launch", self.launch, Duration::ZERO, Duration::from_secs(60))?;
-        if let Some(time) = self.item_time {
-            within("--item-time", time, Duration::from_nanos(1), HOUR)?;
-        }
-        Ok(options)
     }
 
     /// What is asked for.
     fn request(&self) -> anyhow::Result<JobRequest> {
         let workload = self.workload()?;
+        let standard = workload.options();
         let faults = [&self.kill, &self.hang, &self.slow, &self.corrupt];
         Ok(JobRequest {
             backends: self.backends.clone(),
@@ -323,7 +240,15 @@ impl Args {
             launch: self.launch,
             told: self.told,
             seed: self.seed,
-            options: self.options(workload.options())?,
+            options: Options {
+                cap: self.cap.unwrap_or(standard.cap),
+                lease: self.lease.unwrap_or(standard.lease),
+                patience: self.patience.unwrap_or(standard.patience),
+                checksums: self.checksums,
+                sample: self.audit.unwrap_or(if self.corrupt.is_empty() { 0.0 } else { AUDIT }),
+                seed: self.seed,
+                ..standard
+            },
             simulate: self.simulate,
             jitter: self.jitter.unwrap_or(0.0),
             origin: !self.no_origin,
@@ -334,7 +259,7 @@ impl Args {
 
 /// Runs something that is watched: what it does is shown unless `quiet`, and an interrupt stops it.
 fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatch<'_>) -> T) -> T {
-    let (stopped, view) = (AtomicBool::new(false), RefCell::new(View::new(quiet)));
+    let stopped = AtomicBool::new(false);
     let outcome = run(&JobWatch {
         stop: &|| {
             if interrupt.as_ref().is_some_and(|signals| signals.caught().end) {
@@ -342,25 +267,48 @@ fn watched<T>(interrupt: Option<Signals>, quiet: bool, run: impl FnOnce(&JobWatc
             }
             stopped.load(Ordering::Relaxed)
         },
-        progress: &|text| {
-            view.borrow_mut().clear();
-            match text {
-                _ if quiet => {}
-                "" => output::progress_done(),
-                text => output::progress(text),
+        progress: &|text| match text {
+            _ if quiet => {}
+            "" => output::progress_done(),
+            text => output::progress(text),
+        },
+        report: &|report| {
+            if !quiet {
+                output::progress(&so_far(report));
             }
         },
-        report: &|report| view.borrow_mut().show(report),
         note: &|text| output::said_line(text),
     });
-    view.borrow_mut().clear();
+    output::progress_done();
     outcome
+}
+
+/// How far a run is: a line for every backend, where there are not too many.
+fn so_far(report: &Report) -> String {
+    let part = 100.0 * report.done as f64 / report.items.max(1) as f64;
+    let first = format!("{part:5.1} % of {} items", report.items);
+    let more = report.backends.len().saturating_sub(MOST_LINES);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    let backends = report.backends.iter().take(MOST_LINES).map(line);
+    std::iter::once(first).chain(backends).chain(more).collect::<Vec<_>>().join("\n")
+}
+
+/// Less than 80 columns.
+fn line(backend: &BackendReport) -> String {
+    let BackendReport { name, items, last_chunk, benched, .. } = backend;
+    let speed = rate(backend.rate);
+    let state = match benched {
+        Some(why) => format!("benched: {why}"),
+        None if backend.rate > 0.0 => "working".to_owned(),
+        None => "starting".to_owned(),
+    };
+    let state: String = state.chars().take(20).collect();
+    format!("{name:<8}{speed:>14}/s  chunk {last_chunk:>9}  {items:>12} items  {state}")
 }
 
 /// An error of the engine as the command tells it.
 fn failure(error: EngineError) -> anyhow::Error {
     match error {
-        EngineError::Job(JobError::Interrupted) => Interrupted.into(),
         EngineError::Job(JobError::Ended) => Unspoken.into(),
         other => other.into(),
     }
@@ -371,7 +319,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         #[cfg(feature = "mpi")]
         return ranks::run(args);
         #[cfg(not(feature = "mpi"))]
-        return Err(crate::ranks::without_mpi().into());
+        return Err(crate::ranks::without_mpi());
     }
     let job = args.request()?.prepare().map_err(|error| match error {
         error @ EngineError::Prompt { .. } => {
@@ -382,12 +330,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Threads that are started later leave interrupts to this. Virtual time passes quickly, and ends as any program does.
     let interrupt = if args.simulate { None } else { Some(Signals::take()?) };
     let report = watched(interrupt, args.json, |watch| job.run(watch)).map_err(failure)?;
-    if args.json {
-        output::line(&serde_json::to_value(&report)?.to_string())?;
-    } else {
-        table::show(&report)?;
+    output::report(args.json, &report, show)?;
+    match report.failure() {
+        _ if report.interrupted => Err(EngineError::Interrupted.into()),
+        Some(what) => Err(anyhow::anyhow!(what)),
+        None => Ok(()),
     }
-    table::end(&report)
+}
+
+fn show(report: &JobReport) -> anyhow::Result<()> {
+    say!("# {}", report.title())?;
+    let header = ["backend", "items", "share", "chunks", "mean chunk", "items/s", "state"];
+    let row = |backend: &BackendShare| {
+        vec![
+            backend.name.clone(),
+            backend.items.to_string(),
+            format!("{:.1} %", report.totals.percent(backend.items)),
+            backend.chunks.to_string(),
+            backend.items.checked_div(backend.chunks).unwrap_or(0).to_string(),
+            rate(backend.rate),
+            backend.state(),
+        ]
+    };
+    output::table(&header, report.backends.iter().map(row).collect(), &header[1..6])?;
+    output::line("")?;
+    output::lines(&report.lines())
+}
+
+/// Items a second, with a fraction where it matters.
+fn rate(rate: f64) -> String {
+    if rate < 100.0 && rate > 0.0 { format!("{rate:.2}") } else { format!("{rate:.0}") }
 }
 
 #[cfg(test)]
@@ -395,14 +367,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_read_with_and_without_units() {
-        assert_eq!(items("1000000"), Ok(1_000_000));
-        assert_eq!(items("1_000"), Ok(1000));
-        assert_eq!((items("3k"), items("2M")), (Ok(3000), Ok(2_000_000)));
-        for bad in
-            ["", "0", "0M", "-1", "1.5", "M", "nan", "99999999999999999999", "99999999999999G"]
-        {
-            assert!(items(bad).is_err(), "{bad}");
-        }
+    fn lines_of_a_terminal_do_not_wrap() {
+        let backend = BackendReport {
+            name: "emul127".into(),
+            items: 999_999_999_999,
+            chunks: 1,
+            rate: 1e13,
+            last_chunk: 999_999_999,
+            benched: Some("a very long story about what went wrong here".into()),
+        };
+        assert!(line(&backend).len() < 90, "{}", line(&backend).len());
     }
 }

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker synth`: models with random weights, for benchmarks and tests. They say nothing sensible.
 
-use std::io::{self, BufWriter};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use ggml_spanker::WEIGHT_TYPES;
 use ggml_spanker::synthetic::{self, Sizes};
-use serde_json::json;
-use spanker_model::gguf::Writer;
+use spanker_engine::{Synthesized, synthesize};
 use spanker_model::{Quant, builtin};
 use spanker_twin::Signals;
 
-use crate::{Interrupted, Usage, output};
-use spanker_engine::files::{self, Draft};
+use crate::{llm, output, usage};
 
 /// The architectures that there are.
 const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen2moe", "qwen3moe"];
@@ -44,7 +39,7 @@ pub(crate) struct Args {
     arch: Option<String>,
     /// How weights are stored: f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k to q6_k, iq4_nl, iq4_xs, iq2_xxs, iq2_xs,
     /// iq3_xxs, mxfp4, tq1_0 or tq2_0
-    #[arg(long, value_name = "TYPE", default_value = "q4_0", value_parser = quant)]
+    #[arg(long, value_name = "TYPE", default_value = "q4_0", value_parser = llm::quant_of(&WEIGHT_TYPES))]
     quant: Quant,
     /// The file to write
     #[arg(long, value_name = "FILE")]
@@ -122,72 +117,22 @@ impl SizeArgs {
     }
 }
 
-fn quant(text: &str) -> Result<Quant, String> {
-    match text.parse() {
-        Ok(quant) if WEIGHT_TYPES.contains(&quant) => Ok(quant),
-        _ => {
-            let names = WEIGHT_TYPES.map(Quant::name).join(", ");
-            Err(format!("unknown weight type '{text}' (expected one of: {names})"))
-        }
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    files::check_output(&args.out)?;
-    let like = builtin(&args.like, args.quant).map_err(|error| Usage(error.to_string()))?;
+    let like = builtin(&args.like, args.quant).map_err(|error| usage(error.to_string()))?;
     let (named, window) = synthetic::family(&args.family);
     // A plain llama is of the architecture of what it is like.
     let family = (args.family != "llama").then_some(named);
     let architecture = args.arch.as_deref().or(family).unwrap_or(&like.architecture);
     let sizes = args.sizes.sizes();
     let sizes = Sizes { window: sizes.window.or(window), ..sizes };
-    let (writer, model) = synthetic::like(&like, architecture, args.quant, &sizes)
-        .map_err(|error| Usage(format!("--{error}")))?;
-    let shown = args.out.display();
-    write(args, &writer).with_context(|| format!("cannot write {shown}"))?;
-    let (name, layers, quant, seed) = (&model.name, model.layers.len(), args.quant, args.seed);
-    if args.json {
-        return output::line(
-            &json!({
-                "path": args.out, "bytes": writer.file_bytes(), "seed": seed,
-                "tensors": writer.tensors().len(), "name": name, "architecture": architecture,
-                "quant": quant, "layers": layers, "hidden": model.hidden, "heads": model.heads,
-                "kv_heads": model.kv_heads, "head_size": model.head_size, "ffn": model.ffn,
-                "vocab": model.vocab, "context": model.context, "tied": model.tied,
-                "experts": model.mixture.map_or(0, |own| own.experts),
-                "experts_used": model.mixture.map_or(0, |own| own.used),
-            })
-            .to_string(),
-        );
-    }
-    let size = output::bytes(writer.file_bytes());
-    output::line(&format!("{shown}: {name}, {layers} layers, {quant}, {size}, seed {seed}"))
-}
-
-/// Writes the file, all of it or nothing.
-fn write(args: &Args, writer: &Writer) -> anyhow::Result<()> {
     let signals = Signals::take()?;
-    let mut draft = Draft::new(&args.out)?;
-    let (all, start) = (writer.file_bytes(), Instant::now());
-    let (mut done, mut shown) = (0, start);
-    let written = synthetic::write(writer, BufWriter::new(draft.file()), args.seed, |bytes| {
-        done += bytes;
-        if signals.caught().end {
-            return Err(io::Error::other(Interrupted));
-        }
-        if shown.elapsed() > Duration::from_secs(1) {
-            shown = Instant::now();
-            let text = format!("{} of {}", output::bytes(done), output::bytes(all));
-            output::progress_of(done, all, &text);
-        }
-        Ok(())
-    });
+    let mut watch = output::watch(&signals, format!("writing {}", args.out.display()));
+    let like = (&like, architecture);
+    let written = synthesize(&args.out, like, args.quant, &sizes, args.seed, &mut watch);
     output::progress_done();
-    match written {
-        Ok(()) => Ok(draft.finish()?),
-        Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Interrupted>()) => {
-            Err(Interrupted.into())
-        }
-        Err(error) => Err(error.into()),
-    }
+    output::report(args.json, &written?, |written| {
+        let Synthesized { path, name, layers, quant, bytes, seed, .. } = written;
+        let (path, size) = (path.display(), output::bytes(*bytes));
+        say!("{path}: {name}, {layers} layers, {quant}, {size}, seed {seed}")
+    })
 }

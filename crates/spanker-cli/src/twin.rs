@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use spanker_runtime::AbiVersion;
 use spanker_twin::control::{self, Answer, Ending, Request, Target};
 use spanker_twin::supervisor::{self, News, Program, TwinSpec};
-use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs};
+use spanker_twin::{MOST_CARDS, Pace, Signals, TwinError, home, specs, text};
 
 use crate::cluster::ClusterArgs;
-use crate::{Usage, output};
+use crate::llm::one_of;
+use crate::{output, refuse, usage};
 
 /// Rehearse with emulated cards: one process each, with links between them
 ///
@@ -55,16 +56,16 @@ enum Command {
     /// Cut the link between two cards
     Cut {
         /// The two cards, as in 0-1
-        #[arg(value_name = "A-B", value_parser = link)]
+        #[arg(value_name = "A-B", value_parser = text::link)]
         link: (u32, u32),
     },
     /// Flip bits on the link between two cards
     Corrupt {
         /// The two cards, as in 0-1
-        #[arg(value_name = "A-B", value_parser = link)]
+        #[arg(value_name = "A-B", value_parser = text::link)]
         link: (u32, u32),
         /// The chance that a line bit flips: 0 up to 0.5
-        #[arg(long, value_name = "RATE", value_parser = bit_error_rate)]
+        #[arg(long, value_name = "RATE", value_parser = text::bit_error_rate)]
         ber: f64,
     },
     /// Let a card take several times as long for everything
@@ -72,7 +73,7 @@ enum Command {
         /// The card's number
         card: u32,
         /// How many times as long: 1 to 1000000
-        #[arg(long, value_name = "TIMES", value_parser = factor)]
+        #[arg(long, value_name = "TIMES", value_parser = text::factor)]
         factor: f64,
     },
     /// Let a card answer but do no more work
@@ -96,7 +97,7 @@ enum Command {
     /// links; cut and corrupting links become whole.
     Restore {
         /// A card's number or a link as in 0-1 [default: everything]
-        #[arg(value_name = "N|A-B", value_parser = target)]
+        #[arg(value_name = "N|A-B", value_parser = Target::from_str)]
         what: Option<Target>,
     },
     /// Take the twin down
@@ -124,7 +125,7 @@ struct Up {
     cluster: ClusterArgs,
     /// How fast cards are: 'card' works as fast as it can and keeps card time by the profile, 'wall'
     /// takes as long as the profile says
-    #[arg(long, default_value = "card", value_parser = pace)]
+    #[arg(long, default_value = "card", value_parser = one_of(&[Pace::Card, Pace::Wall], Pace::name))]
     pace: Pace,
     /// Work as fast as possible, with no profile's speed: card time is wall time
     #[arg(long, conflicts_with = "pace")]
@@ -133,7 +134,7 @@ struct Up {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// The chance that a line bit flips, on every link: 0 up to 0.5 [default: the profile's]
-    #[arg(long, value_name = "RATE", value_parser = bit_error_rate)]
+    #[arg(long, value_name = "RATE", value_parser = text::bit_error_rate)]
     ber: Option<f64>,
     /// The version of the ABI that the cards speak, as in 0.2: to rehearse with older and newer cards
     #[arg(long, value_name = "VERSION", hide = true, default_value_t = AbiVersion::OURS)]
@@ -169,13 +170,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn change(request: Request) -> anyhow::Result<()> {
     control::ask(&home::find(), &request).map_err(said)?;
-    show::changed(&request)
+    say!("{request}")
 }
 
 /// An error as the command shows it: advice on a line of its own.
 fn said(error: TwinError) -> anyhow::Error {
     match (&error, error.hint()) {
-        (TwinError::Unknown(_) | TwinError::Cluster(_), _) => Usage(error.to_string()).into(),
+        (TwinError::Unknown(_) | TwinError::Cluster(_), _) => usage(error.to_string()),
         (_, Some(hint)) => anyhow::anyhow!("{error}\nhint: {hint}"),
         (_, None) => error.into(),
     }
@@ -186,7 +187,7 @@ fn start(up: &Up) -> anyhow::Result<()> {
     let pace = if up.unshaped { Pace::Unshaped } else { up.pace };
     if cluster.cards() > MOST_CARDS {
         let text = format!("--cards {}: a twin has at most {MOST_CARDS}", cluster.cards());
-        return Err(Usage(text).into());
+        return refuse(text);
     }
     specs(&cluster, pace, up.seed).map_err(said)?;
     let spec = TwinSpec {
@@ -210,10 +211,9 @@ fn start(up: &Up) -> anyhow::Result<()> {
     let status = supervisor::launch(&program, &spec, &signals, &mut |news| progress(&news, begun));
     output::progress_done();
     let status = status.map_err(said)?;
-    match up.json {
-        true => output::line(&serde_json::to_string(&status)?),
-        false => show::up(&status, spec.cluster.notes(), begun.elapsed()),
-    }
+    output::report(up.json, &status, |status| {
+        show::up(status, spec.cluster.notes(), begun.elapsed())
+    })
 }
 
 fn foreground(up: &Up, spec: &TwinSpec, signals: &Signals, begun: Instant) -> anyhow::Result<()> {
@@ -223,13 +223,10 @@ fn foreground(up: &Up, spec: &TwinSpec, signals: &Signals, begun: Instant) -> an
         progress(&news, begun);
         let News::Ready(status) = news else { return true };
         output::progress_done();
-        printed = match up.json {
-            true => {
-                serde_json::to_string(&status).map_err(Into::into).and_then(|s| output::line(&s))
-            }
-            false => show::up(&status, spec.cluster.notes(), begun.elapsed())
-                .and_then(|()| output::line("\nCtrl-C takes it down")),
-        };
+        printed = output::report(up.json, &status, |status| {
+            show::up(status, spec.cluster.notes(), begun.elapsed())?;
+            output::line("\nCtrl-C takes it down")
+        });
         // Without a reader nobody knows that the twin is up.
         printed.is_ok()
     });
@@ -255,8 +252,7 @@ fn progress(news: &News, begun: Instant) {
 
 fn status(json: bool) -> anyhow::Result<()> {
     match control::ask(&home::find(), &Request::Status).map_err(said)? {
-        Answer::Status(status) if json => output::line(&serde_json::to_string(&status)?),
-        Answer::Status(status) => show::status(&status),
+        Answer::Status(status) => output::report(json, &*status, show::status),
         answer => anyhow::bail!("the supervisor answers {answer:?}"),
     }
 }
@@ -265,73 +261,10 @@ fn down() -> anyhow::Result<()> {
     let dir = home::find();
     match control::down(&dir).map_err(said)? {
         Ending::Down(left) => show::down(&dir, &left),
-        Ending::WasDown => output::line(&format!("no twin is up in {}", dir.display())),
+        Ending::WasDown => say!("no twin is up in {}", dir.display()),
         Ending::Swept => {
             let text = format!("no twin is up in {}: removed what was left of one", dir.display());
             output::line(&text)
         }
-    }
-}
-
-fn pace(text: &str) -> Result<Pace, String> {
-    match text {
-        "card" => Ok(Pace::Card),
-        "wall" => Ok(Pace::Wall),
-        _ => Err("expected card or wall".into()),
-    }
-}
-
-fn bit_error_rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if (0.0..0.5).contains(&rate) => Ok(rate),
-        _ => Err("expected a number from 0 up to 0.5, as in 1e-6".into()),
-    }
-}
-
-fn factor(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(factor) if (1.0..=1e6).contains(&factor) => Ok(factor),
-        _ => Err("expected a number from 1 to 1000000".into()),
-    }
-}
-
-fn link(text: &str) -> Result<(u32, u32), String> {
-    let ends = text.split_once('-').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    match ends {
-        Some((a, b)) if a != b => Ok((a, b)),
-        _ => Err("expected the numbers of two cards, as in 0-1".into()),
-    }
-}
-
-fn target(text: &str) -> Result<Target, String> {
-    match (u32::from_str(text), link(text)) {
-        (Ok(card), _) => Ok(Target::Card(card)),
-        (_, Ok((a, b))) => Ok(Target::Link(a, b)),
-        _ => Err("expected the number of a card, or a link as in 0-1".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_are_cards_or_links_and_nothing_else() {
-        assert_eq!(target("3"), Ok(Target::Card(3)));
-        assert_eq!(target("3-0"), Ok(Target::Link(3, 0)));
-        for bad in ["", "-", "x", "1-", "-1", "1-1", "1-2-3", "99999999999", " 1"] {
-            assert!(target(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn rates_and_factors_that_mean_nothing_are_refused() {
-        for bad in ["-1", "0.5", "1", "nan", "inf", "", "x"] {
-            assert!(bit_error_rate(bad).is_err(), "{bad}");
-        }
-        for bad in ["0", "0.5", "-2", "nan", "inf", "1e7"] {
-            assert!(factor(bad).is_err(), "{bad}");
-        }
-        assert_eq!((bit_error_rate("1e-6"), factor("4")), (Ok(1e-6), Ok(4.0)));
     }
 }

@@ -2,15 +2,13 @@
 //! `spanker verify`: every split on every number of cards against one card, bit by bit.
 
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use serde_json::{Value, json};
-use spanker_engine::{Case, Model, Verdict, Verifier};
+use spanker_engine::{CardList, Case, Split, Verdict, Verifier};
 use spanker_llm::Distance;
 
-use crate::directory::CardList;
-use crate::llm::{self, DraftArgs, Place, Split};
-use crate::{Usage, output};
+use crate::llm::{self, DraftArgs, Place};
+use crate::{output, ranges, refuse};
 
 /// Prove that a model gives the same tokens on any number of cards
 ///
@@ -33,10 +31,10 @@ use crate::{Usage, output};
 The exit code is 0 if everything is as it must be, and 1 if not.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    llm: llm::Args,
+    pub(crate) llm: llm::Args,
     /// How many cards: a number or a range as in 1..5, both ends included [default: 1..3, all of mpirun or --workers]
-    #[arg(long, value_name = "RANGE")]
-    cards: Option<Counts>,
+    #[arg(long, value_name = "RANGE", value_parser = ranges::cards)]
+    cards: Option<RangeInclusive<usize>>,
     /// The text to go on from
     #[arg(short, long, default_value = "The three primary colours are")]
     prompt: String,
@@ -46,64 +44,48 @@ pub(crate) struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     /// Only this split
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = llm::one_of(&Split::ALL, Split::name))]
     split: Option<Split>,
     /// Print one JSON object for each case
     #[arg(long)]
     json: bool,
 }
 
-/// Numbers of cards.
-#[derive(Debug, Clone)]
-struct Counts(RangeInclusive<usize>);
-
-impl FromStr for Counts {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("'{text}': expected a number of cards, or a range as in 1..5");
-        let number = |part: &str| part.parse::<usize>().map_err(|_| bad());
-        let (low, high) = match text.split_once("..") {
-            None => (number(text)?, number(text)?),
-            Some((low, high)) => (number(low)?, number(high.strip_prefix('=').unwrap_or(high))?),
-        };
-        if low == 0 || high < low || high > 64 {
-            return Err(format!("'{text}': expected 1 to 64 cards, the lower number first"));
-        }
-        Ok(Counts(low..=high))
-    }
-}
-
 impl Args {
-    /// Whether this is work for all processes that a launcher has started.
-    pub(crate) fn takes_ranks(&self) -> bool {
-        self.llm.takes_ranks()
-    }
-
-    /// The most cards that a case has, as a list of cards. All ranks are there anyway.
-    fn most(&self) -> Option<CardList> {
-        let most = match (&self.cards, &self.llm.tensor_split) {
-            (_, Some(shares)) => shares.len(),
-            (Some(Counts(range)), None) => *range.end(),
-            (None, None) => *USUAL.end(),
-        };
-        (!self.llm.fabric().takes().machines).then_some(CardList::Count(most))
+    /// What each card gets in every case, with so many cards where nobody says.
+    fn shares(&self, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Vec<f64>>> {
+        match (self.cards.clone(), &self.llm.tensor_split) {
+            (Some(range), Some(shares)) if range != (shares.len()..=shares.len()) => {
+                let count = shares.len();
+                refuse(format!("--tensor-split has {count} shares: leave --cards out"))
+            }
+            (_, Some(shares)) => Ok(vec![shares.clone()]),
+            (range, None) => Ok(range.unwrap_or(usual).map(|count| vec![1.0; count]).collect()),
+        }
     }
 }
 
 /// Numbers of cards where nobody says.
 const USUAL: RangeInclusive<usize> = 1..=3;
 
+/// The most cards of a case.
+fn most(shares: &[Vec<f64>]) -> usize {
+    shares.iter().map(Vec::len).max().unwrap_or(1)
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let most = most(&args.shares(USUAL)?);
+    // All machines are there anyway.
+    let cards = (!args.llm.takes().machines).then_some(CardList::Count(most));
     // Shares are those of a case, not of the host.
     let llm = llm::Args { tensor_split: None, ..args.llm.clone() };
-    llm::on_host(&llm, args.most().as_ref(), None, |place| check(args, place))
+    llm::on_host(&llm, cards.as_ref(), None, |place| check(args, place))
 }
 
 /// Every case against one card.
 fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     if args.n_predict == 0 {
-        return Err(Usage("--n-predict 0: at least one token is compared".into()).into());
+        return refuse("--n-predict 0: at least one token is compared");
     }
     let prompt = place.encode(&args.prompt)?;
     if prompt.len() + args.n_predict > place.context {
@@ -113,13 +95,15 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
         );
     }
     let ranks = place.host.card_count();
-    let usual = if args.llm.fabric().takes().machines { ranks..=ranks } else { USUAL };
-    let cases = cases(args, &place.model, usual)?;
-    let most = cases.iter().map(|case| case.shares.len()).max().unwrap_or(1);
+    let usual = if args.llm.takes().machines { ranks..=ranks } else { USUAL };
+    let shares = args.shares(usual)?;
+    let most = most(&shares);
     if most > ranks {
-        let text = format!("{most} cards: --fabric {} has {ranks}", place.host.fabric().name());
-        return Err(Usage(text).into());
+        let fabric = place.host.fabric().name();
+        return refuse(format!("{most} cards: --fabric {fabric} has {ranks}"));
     }
+    let cases = shares.iter().map(|shares| Case::all(&place.model, shares, args.split));
+    let cases = cases.collect::<Result<Vec<_>, _>>()?.concat();
     let Place { host, model, .. } = place;
     let request = place.request(prompt.len(), args.n_predict);
     let run = (prompt, args.n_predict);
@@ -130,7 +114,7 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     if !args.json {
         let text = model.tokenizer().decode(&verifier.one().tokens);
         let fingerprint = verifier.one().fingerprint();
-        output::line(&format!("one card, in process: {fingerprint:016x}  {text:?}"))?;
+        say!("one card, in process: {fingerprint:016x}  {text:?}")?;
         if let Some(place) = place.host.rank_place() {
             output::line(&place.words())?;
         }
@@ -142,7 +126,7 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
         output::progress_done();
         let verdict = verdict?;
         failed += usize::from(!verdict.holds);
-        tell(args, case, &verdict, llm::fabric_words(place.host.fabric()))?;
+        tell(args, case, &verdict, place.host.fabric().words())?;
     }
     if failed > 0 {
         anyhow::bail!("{failed} of {} cases differ", cases.len());
@@ -153,25 +137,6 @@ fn check(args: &Args, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every split on every number of cards that can have it.
-fn cases(args: &Args, model: &Model, usual: RangeInclusive<usize>) -> anyhow::Result<Vec<Case>> {
-    let all = match (&args.cards, &args.llm.tensor_split) {
-        (None, Some(shares)) => vec![shares.clone()],
-        (Some(Counts(range)), None) => range.clone().map(|count| vec![1.0; count]).collect(),
-        (None, None) => usual.map(|count| vec![1.0; count]).collect(),
-        (Some(Counts(range)), Some(shares)) if *range == (shares.len()..=shares.len()) => {
-            vec![shares.clone()]
-        }
-        (Some(_), Some(shares)) => {
-            let text = format!("--tensor-split has {} shares: leave --cards out", shares.len());
-            return Err(Usage(text).into());
-        }
-    };
-    let only = args.split.map(Into::into);
-    let cases = all.iter().map(|shares| Case::all(model, shares, only));
-    Ok(cases.collect::<Result<Vec<_>, _>>()?.concat())
-}
-
 fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Result<()> {
     let name = case.split.name();
     if args.json {
@@ -180,15 +145,14 @@ fn tell(args: &Args, case: &Case, verdict: &Verdict, fabric: &str) -> anyhow::Re
             "strategy": case.layout.strategy().name(),
         });
         describe(verdict, &mut line);
-        return output::line(&line.to_string());
+        return output::json(&line);
     }
     let shares: Vec<String> = case.shares.iter().map(f64::to_string).collect();
     let uneven = case.shares.windows(2).any(|pair| pair[0] != pair[1]);
     let shares = if uneven { format!(" ({})", shares.join(",")) } else { String::new() };
     let mark = if verdict.holds { "ok" } else { "FAIL" };
-    let count = case.shares.len();
-    let cards = format!("{count} card{}{shares}", if count == 1 { "" } else { "s" });
-    output::line(&format!("{mark:<5} {cards:<14} {name:<9} {}", verdict.words))
+    let cards = output::count(case.shares.len(), "card") + &shares;
+    say!("{mark:<5} {cards:<14} {name:<9} {}", verdict.words)
 }
 
 /// Adds what came of a case to its fields.
@@ -209,14 +173,14 @@ fn describe(verdict: &Verdict, line: &mut Value) {
 fn summary(cases: &[Case]) -> String {
     let mut counts: Vec<usize> = cases
         .iter()
-        .filter(|case| case.split != spanker_engine::Split::Reduce)
+        .filter(|case| case.split != Split::Reduce)
         .map(|case| case.shares.len())
         .collect();
     counts.dedup();
     let words: Vec<String> = counts.iter().map(usize::to_string).collect();
     match &words[..] {
         [] => "as close as rounding allows".to_owned(),
-        [one] => format!("identical on {one} card{}", if one == "1" { "" } else { "s" }),
+        [_] => format!("identical on {}", output::count(counts[0], "card")),
         [first @ .., last] => format!("identical on {} and {last} cards", first.join(", ")),
     }
 }

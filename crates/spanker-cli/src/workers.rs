@@ -10,7 +10,7 @@ use spanker_engine::{
 };
 use spanker_twin::Signals;
 
-use crate::{Usage, output};
+use crate::{output, refuse};
 
 /// Which workers, and the key that they take.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -44,7 +44,7 @@ impl WorkerArgs {
     /// Refuses flags that are for another fabric.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
         match self.workers.is_some() || self.key_file.is_some() {
-            true => Err(Usage("--workers and --key-file are for --fabric tcp".into()).into()),
+            true => refuse("--workers and --key-file are for --fabric tcp"),
             false => Ok(()),
         }
     }
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Memory that a model may take, as in 512M or 16G [default: all]
-    #[arg(long, value_name = "BYTES", value_parser = crate::sizes::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = spanker_bench::bytes)]
     memory: Option<usize>,
     /// Threads to compute with [default: as many as there are cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -93,7 +93,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     model: Vec<PathBuf>,
     /// Bytes of models that came over the network to keep at most; what was used longest ago goes
-    #[arg(long, default_value = "64G", value_name = "BYTES", value_parser = crate::sizes::bytes)]
+    #[arg(long, default_value = "64G", value_name = "BYTES", value_parser = spanker_bench::bytes)]
     cache_limit: usize,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn work(args: &Args) -> anyhow::Result<()> {
             }
         }
     });
-    output::said_line(format_args!("listening on {}", server.address()));
+    log!("listening on {}", server.address());
     server.run(&tell);
     Ok(())
 }
@@ -128,11 +128,11 @@ pub(crate) fn work(args: &Args) -> anyhow::Result<()> {
 fn tell(event: &WorkerEvent<'_>) {
     match event {
         WorkerEvent::Joined { leader, rank, ranks } => {
-            output::said_line(format_args!("{leader} leads: rank {rank} of {ranks}"));
+            log!("{leader} leads: rank {rank} of {ranks}");
         }
         WorkerEvent::Opened { model, is_own } => {
             let from = if *is_own { "a file of this machine" } else { "the cache and the leader" };
-            output::said_line(format_args!("{model} from {from}"));
+            log!("{model} from {from}");
         }
         WorkerEvent::Left { fetched, error } => {
             let got = match fetched {
@@ -140,8 +140,8 @@ fn tell(event: &WorkerEvent<'_>) {
                 bytes => format!("{} of weights came over the network", output::bytes(*bytes)),
             };
             match error {
-                None => output::said_line(format_args!("done; {got}")),
-                Some(error) => output::said_line(format_args!("{error}; {got}")),
+                None => log!("done; {got}"),
+                Some(error) => log!("{error}; {got}"),
             }
             output::said_line("waiting for the next leader");
         }
@@ -181,13 +181,13 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
             "state",
         ];
         let rows = list.iter().map(row).collect();
-        output::line(&output::table(&header, rows, &header[2..5]))?;
+        output::table(&header, rows, &header[2..5])?;
         for worker in &list {
             let cached = worker.answer.iter().flat_map(|(info, _)| &info.cached);
             for model in cached {
                 let (held, all) = (output::bytes(model.held), output::bytes(model.length));
                 let name = &worker.address;
-                output::line(&format!("{name} has {held} of {all} of {}", model.name))?;
+                say!("{name} has {held} of {all} of {}", model.name)?;
             }
         }
     }
@@ -265,7 +265,7 @@ pub(crate) fn key(args: &KeyArgs) -> anyhow::Result<()> {
         None => output::line(&key.to_hex()),
         Some(path) => {
             spanker_engine::write_key(&key, path)?;
-            output::said_line(format_args!("saved {}", path.display()));
+            log!("saved {}", path.display());
             Ok(())
         }
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use spanker_model::{Model, Quant, builtin, builtin_names};
 use spanker_plan::{Objective, Request, choose};
-use spanker_topology::{BytesPerSecond, Cluster};
+use spanker_topology::{Bytes, BytesPerSecond, Cluster};
 
 use crate::error::{EngineError, Result};
 use crate::models::{self, KNOWN};
@@ -65,6 +65,24 @@ impl FitPlace {
         FitPlace::Here {
             free: memory::available().map(|bytes| bytes as u64),
             rate: measured_rate(),
+        }
+    }
+
+    /// Where predictions come from, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            FitPlace::Here { free, rate } => {
+                let free = free.map_or_else(|| "?".to_owned(), |free| Bytes(free).to_string());
+                format!(
+                    "this machine, {free} free; by its memory alone: it reads {rate}, measured now, and a token reads \
+                     all weights"
+                )
+            }
+            FitPlace::Cards(cluster) => {
+                let kinds = cluster.describe();
+                format!("the best plan for {kinds} by their profiles, as 'spanker plan' finds it")
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use spanker_llm::{AuditLog, LlmError, MemoryUse, Outcome, Recorder, Session, Want};
-use spanker_plan::{Plan, Reach, StepPrices};
+use spanker_plan::{Comparison, Plan, Reach, StepPrices};
 
 use crate::draft::{DraftModel, DraftSource};
 use crate::error::{EngineError, Result};
@@ -449,6 +449,19 @@ impl Finished {
     /// [`EngineError::Plan`] if what ran cannot be simulated.
     pub fn compare(&self) -> Result<Compared, EngineError> {
         Compared::new(&self.pieces)
+    }
+
+    /// A comparison of this run as JSON, with what each of its pieces ran on.
+    #[must_use]
+    pub fn comparison_json(&self, comparison: &Comparison) -> serde_json::Value {
+        let mut json = comparison.to_json();
+        let list = json["pieces"].as_array_mut().into_iter().flatten();
+        for (piece, value) in self.pieces.iter().zip(list) {
+            value["strategy"] = piece.plan.layout.strategy().name().into();
+            value["from_token"] = piece.tokens.len().into();
+            value["recovery_wall_ms"] = (piece.recovery.as_secs_f64() * 1e3).into();
+        }
+        json
     }
 
     /// What cards did when, as Perfetto shows it.

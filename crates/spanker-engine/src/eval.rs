@@ -13,6 +13,7 @@ use spanker_llm::Want;
 
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::files;
 use crate::model::Model;
 
 /// A context and what follows it.
@@ -26,6 +27,8 @@ pub struct EvalItem {
     pub continuation: String,
 }
 
+/// More than any file of items has.
+const MOST_ITEMS: u64 = 1 << 30;
 /// The longest text of an item, in bytes.
 const MOST_TEXT: usize = 16 << 20;
 
@@ -196,6 +199,13 @@ impl Tally {
         self.bits / self.bytes as f64
     }
 
+    /// What is known, in a few words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let (bits, right) = (self.bits_per_byte(), 100.0 * self.accuracy());
+        format!("{bits:.4} bits per byte, {right:.1} % right")
+    }
+
     /// The part of the items all of whose tokens were the model's first choice.
     #[must_use]
     pub fn accuracy(&self) -> f64 {
@@ -224,6 +234,79 @@ impl EvalOf {
         let items = items.iter().map(|byte| format!("{byte:02x}")).collect();
         let model = format!("{:016x}", model.network().fingerprint());
         EvalOf { model, items, context, kv: kv.to_owned() }
+    }
+}
+
+/// An evaluation: items that are still to be scored, and what was found of the others.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// What it is of.
+    pub of: EvalOf,
+    /// What was found so far.
+    pub tally: Tally,
+    /// Items that were scored before.
+    pub resumed: usize,
+    items: Vec<EvalItem>,
+    ledger: Option<Ledger>,
+}
+
+impl Evaluation {
+    /// Reads the first `limit` items of a file. With `out`, what is found is kept there, and what was kept counts.
+    ///
+    /// # Errors
+    /// As [`read_items`] and [`Ledger::open`].
+    pub fn open(
+        (path, limit): (&Path, usize),
+        model: &Model,
+        (context, kv): (usize, &str),
+        out: Option<&Path>,
+    ) -> Result<Evaluation> {
+        let text = files::read(path, MOST_ITEMS)?;
+        let mut items = read_items(path, &text)?;
+        items.truncate(limit);
+        let of = EvalOf::new(model, &text, context, kv);
+        let (mut tally, mut ledger) = (Tally::default(), None);
+        if let Some(out) = out {
+            let (opened, scores) = Ledger::open(out, &of)?;
+            let known = |line: usize| scores.iter().find(|score| score.line == line);
+            items.retain(|item| known(item.line).inspect(|score| tally.add(score)).is_none());
+            ledger = Some(opened);
+        }
+        Ok(Evaluation { of, resumed: tally.items, tally, items, ledger })
+    }
+
+    /// Items in all.
+    #[must_use]
+    pub fn all(&self) -> usize {
+        self.resumed + self.items.len()
+    }
+
+    /// About how many tokens the longest context of what is to be scored has; nothing where all is scored.
+    #[must_use]
+    pub fn longest(&self) -> Option<usize> {
+        self.items.iter().map(|item| item.context.len() / 4).max()
+    }
+
+    /// Scores what is left. `watch` is told what was found so far, and says whether to go on.
+    ///
+    /// # Errors
+    /// As [`score`], [`EngineError::Io`] for what cannot be kept, [`EngineError::Interrupted`] when `watch` ends it.
+    pub fn run(
+        &mut self,
+        engine: &mut Engine<'_>,
+        mut watch: impl FnMut(&Tally) -> bool,
+    ) -> Result<()> {
+        for item in &self.items {
+            if !watch(&self.tally) {
+                return Err(EngineError::Interrupted);
+            }
+            let score = score(engine, item)?;
+            if let Some(ledger) = &mut self.ledger {
+                ledger.keep(&score)?;
+            }
+            self.tally.add(&score);
+        }
+        Ok(())
     }
 }
 

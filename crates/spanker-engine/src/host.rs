@@ -193,6 +193,10 @@ pub enum Fabric {
 }
 
 impl Fabric {
+    /// Every fabric.
+    pub const ALL: [Fabric; 5] =
+        [Fabric::Inproc, Fabric::Cards, Fabric::Cuda, Fabric::Mpi, Fabric::Tcp];
+
     /// In a word, as flags have it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -202,6 +206,18 @@ impl Fabric {
             Fabric::Cuda => "cuda",
             Fabric::Mpi => "mpi",
             Fabric::Tcp => "tcp",
+        }
+    }
+
+    /// Where cards are, in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Fabric::Inproc => "in process",
+            Fabric::Cards => "on cards",
+            Fabric::Cuda => "on GPUs",
+            Fabric::Mpi => "on ranks",
+            Fabric::Tcp => "on workers",
         }
     }
 

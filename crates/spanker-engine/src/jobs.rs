@@ -63,6 +63,7 @@ mod expected;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod matmul;
+pub mod notation;
 mod origin;
 mod product;
 mod prompts;

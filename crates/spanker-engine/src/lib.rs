@@ -35,6 +35,7 @@ mod gpus;
 mod host;
 pub mod jobs;
 mod layout;
+mod machines;
 pub mod memory;
 mod model;
 pub mod models;
@@ -43,10 +44,12 @@ mod profiles;
 mod quantize;
 mod ranks;
 mod sampling;
+mod served;
 mod service;
 pub mod shape;
 mod summary;
 mod survey;
+mod synth;
 #[cfg(test)]
 mod testing;
 mod threads;
@@ -71,18 +74,21 @@ pub use flight::{CardDoing, FlightEntry, FlightReport, read_flight};
 pub use generation::{Correction, Generation, Limits, Piece, Stop};
 pub use host::{Event, Fabric, Host};
 pub use layout::{Split, Wish, request, serving_request};
+pub use machines::{MachineSet, MachineSets};
 pub use model::{ChatPrompt, Model};
 pub use pieces::{Compared, Piece as RunPiece};
 pub use profiles::{Freshness, cache_folder};
 pub use quantize::{Quantized, quantize};
 pub use ranks::RankPlace;
 pub use sampling::Sampling;
+pub use served::{ExpectedRate, ServedReport};
 pub use service::{
     Ask, CardState, CardStatus, Chance, Constraint, Delivery, Done, KvBlocks, Refusal, ServedPiece,
     Service, ServiceOptions, ServicePlan, Status, Taken, Update,
 };
 pub use summary::{Answer, Drafted, FinishReason, Summary, median, off, rate};
 pub use survey::{CardDetails, CardReport, CardRow, LinkRow, mock_cards, survey_cards};
+pub use synth::{Synthesized, synthesize};
 pub use verify::{Case, Verdict, Verifier};
 pub use workers::{
     CachedModel, LinkTimes, ListedWorker, MachineInfo, WorkerEvent, WorkerKey, WorkerOptions,

@@ -11,6 +11,11 @@ use spanker_text::template::{self, Context, Json, Message, ToolCall};
 
 use crate::error::{EngineError, Result, chain};
 
+/// The context where neither a caller nor the model asks for less.
+const USUAL_CONTEXT: usize = 2048;
+/// Tokens of a prompt that can be run together at most.
+const MOST_BATCH: usize = 512;
+
 /// A conversation as a model reads it, up to where its answer begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatPrompt {
@@ -103,6 +108,25 @@ impl Model {
     #[must_use]
     pub fn trained_context(&self) -> usize {
         self.shape().context as usize
+    }
+
+    /// Tokens that there is room for, as many as usual where nobody says, and those of a prompt that are run together.
+    ///
+    /// # Errors
+    /// [`EngineError::Request`] for none, or for more than the model and plans have.
+    pub fn sizes(&self, context: Option<usize>, batch: usize) -> Result<(usize, usize)> {
+        let trained = self.trained_context();
+        let context = context.unwrap_or(USUAL_CONTEXT.min(trained));
+        if context == 0 || context > trained {
+            let what = format!("--ctx-size {context}: the model has from 1 to {trained} tokens");
+            return Err(EngineError::request(what));
+        }
+        if batch == 0 || batch > MOST_BATCH {
+            return Err(EngineError::request(format!(
+                "--batch-size {batch}: from 1 to {MOST_BATCH}"
+            )));
+        }
+        Ok((context, batch.min(context)))
     }
 
     /// A prompt as tokens, which must leave room for one more in a context. With `special`, special tokens that are

@@ -103,6 +103,18 @@ pub fn known_data(name: &str) -> Option<&'static Known> {
     DATA.iter().find(|known| known.name.eq_ignore_ascii_case(name))
 }
 
+/// The model or the data of this name.
+///
+/// # Errors
+/// [`EngineError::Request`] with the names that there are.
+pub fn fetchable(name: &str) -> Result<&'static Known> {
+    known(name).or_else(|| known_data(name)).ok_or_else(|| {
+        let names: Vec<&str> = KNOWN.iter().chain(&DATA).map(|known| known.name).collect();
+        let names = names.join(", ");
+        EngineError::request(format!("unknown model '{name}' (expected one of: {names})"))
+    })
+}
+
 /// The folder that keeps models and data: `models` in `$SPANKER_CACHE`, or in `spanker` in the user's cache.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use spanker_runtime::{Error as CardError, PortInfo, PortState, SpankerControl};
 use spanker_scheduler::{
-    BytesPerSecond, Link, LinkState, MockSail, Surveyed, Topology, is_without_discovery,
+    BytesPerSecond, Link, LinkState, MAX_RANKS, MockSail, Surveyed, Topology, is_without_discovery,
     load_links, survey, surveyed_links,
 };
 
@@ -109,10 +109,13 @@ impl From<&Link> for LinkRow {
 
 /// So many mock cards: buffers in host memory, every card linked to every other.
 ///
-/// # Panics
-/// For none, or more than [`spanker_scheduler::MAX_RANKS`].
-#[must_use]
-pub fn mock_cards(count: usize) -> CardReport {
+/// # Errors
+/// [`EngineError::Request`](crate::EngineError) for none, or more than a group has.
+pub fn mock_cards(count: usize) -> Result<CardReport> {
+    if !(1..=MAX_RANKS).contains(&count) {
+        let what = format!("--mock {count}: a group has 1 to {MAX_RANKS} cards");
+        return Err(EngineError::request(what));
+    }
     let topology = Topology::<MockSail>::with_mock(count);
     let card = |sail: &MockSail| CardRow {
         card: sail.id(),
@@ -120,14 +123,14 @@ pub fn mock_cards(count: usize) -> CardReport {
         kind: Some("mock"),
         ..CardRow::default()
     };
-    CardReport {
+    Ok(CardReport {
         mock: true,
         directory: None,
         nature: None,
         cards: topology.sails().iter().map(card).collect(),
         links: topology.links().iter().map(LinkRow::from).collect(),
         hint: None,
-    }
+    })
 }
 
 /// The cards in a folder of devices, with what was measured of their links.

@@ -57,6 +57,7 @@ mod decode;
 mod file;
 mod line;
 mod link;
+mod report;
 mod samples;
 mod solve;
 
@@ -65,4 +66,5 @@ pub use card::{CardModel, CardTime};
 pub use decode::{DecodeTime, decode_time};
 pub use line::Line;
 pub use link::LinkModel;
+pub use report::{FitReport, FitRow};
 pub use samples::{CardSample, CardSamples, LinkSample, LinkSamples};

@@ -40,8 +40,8 @@ pub use cost::table::ExchangeTable;
 pub use error::PlanError;
 pub use explain::{BreakEven, Explanation, Remedies, Resource, explain, remedies};
 pub use fit::{
-    Band, CardModel, CardSample, CardSamples, CardTime, DecodeTime, Line, LinkModel, LinkSample,
-    LinkSamples, Parameter, decode_time,
+    Band, CardModel, CardSample, CardSamples, CardTime, DecodeTime, FitReport, FitRow, Line,
+    LinkModel, LinkSample, LinkSamples, Parameter, decode_time,
 };
 pub use plan::{
     Candidate, CardMemory, Exchanged, Layout, PLAN_VERSION, Plan, Prediction, Stage, Strategy,
@@ -57,7 +57,9 @@ pub use program::{
 };
 pub use report::{PlanReport, significant};
 pub use request::{Objective, Request, USUAL_BATCH};
-pub use simulate::{Conditions, Fault, MAX_TOKENS, SimulatedTimes, Slow, simulate};
+pub use simulate::{
+    Conditions, Fault, MAX_TOKENS, SimulationReport, Slow, TimedIncident, simulate,
+};
 pub use steps::StepPrices;
 pub use trace::perfetto::{Origin, TraceError, perfetto_of_both, read_perfetto};
 pub use trace::{Activity, Incident, Label, Mark, Parts, Trace};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a search for a plan found, as JSON (`docs/plan-json.md` documents the fields) and in words.
 
+mod lines;
 mod why;
 
 use serde_json::{Value, json};
@@ -89,6 +90,18 @@ impl PlanReport<'_> {
         let request = Request { sequences: 1, ..self.request.clone() };
         let (model, cluster) = (self.model.clone(), self.cluster.clone());
         Ok(Plan::new(model, cluster, request, candidate.layout.clone())?.predict())
+    }
+
+    /// The plan of the candidate that is proposed.
+    ///
+    /// # Errors
+    /// [`PlanError`] if the candidate is none for the model and the cards.
+    pub fn proposed_plan(&self) -> Result<Option<Plan>, PlanError> {
+        let PlanReport { model, cluster, request, .. } = *self;
+        let plan = |best: &Candidate| {
+            Plan::new(model.clone(), cluster.clone(), request.clone(), best.layout.clone())
+        };
+        self.proposed.map(plan).transpose()
     }
 
     /// The candidate of a strategy.

@@ -12,6 +12,7 @@ pub(crate) mod network;
 mod program;
 mod recover;
 mod relay;
+mod text;
 mod times;
 
 use std::collections::HashMap;
@@ -29,7 +30,7 @@ use crate::{Plan, PlanError};
 use engine::{Disturbance, Ended, Engine};
 use network::{Errors, Speeds};
 use program::{Items, What, Writer};
-pub use times::SimulatedTimes;
+pub use times::{SimulationReport, TimedIncident};
 
 /// The most tokens that one simulation may have.
 pub const MAX_TOKENS: u32 = 100_000;

@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
@@ -21,6 +22,21 @@ pub enum Threads {
     Auto,
     /// This many, the caller included; no more than the team has.
     Exactly(usize),
+}
+
+/// More threads than this help no machine that people have.
+const MOST: usize = 256;
+
+impl FromStr for Threads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Threads, String> {
+        match (text, text.parse::<usize>()) {
+            ("auto", _) => Ok(Threads::Auto),
+            (_, Ok(count @ 1..=MOST)) => Ok(Threads::Exactly(count)),
+            _ => Err(format!("'{text}' threads: expected auto or 1 to {MOST}")),
+        }
+    }
 }
 
 /// Threads that wait for work. Dropping the team ends them.

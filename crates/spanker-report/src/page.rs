@@ -45,6 +45,15 @@ pub struct Report<'a> {
     pub source: Source<'a>,
 }
 
+impl<'a> Report<'a> {
+    /// A plan that has not run, without what might be different.
+    #[must_use]
+    pub fn of(plan: &'a Plan) -> Report<'a> {
+        let source = Source { commands: &[], version: "" };
+        Report { plan, predicted: None, measured: None, comparison: None, scenarios: None, source }
+    }
+}
+
 impl Report<'_> {
     /// The page as one text: HTML that fetches nothing.
     ///

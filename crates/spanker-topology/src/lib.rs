@@ -20,6 +20,7 @@ mod cluster_file;
 mod error;
 mod intercard;
 mod link;
+mod numbers;
 mod operators;
 mod profile;
 mod profile_file;
@@ -36,6 +37,7 @@ pub use intercard::{Framing, MESSAGE_HEAD, Saturation};
 pub use link::{
     INTERCARD_BUS_WIDTH, INTERCARD_LANE_WIDTH, INTERCARD_LANES, Link, LinkState, find, mesh,
 };
+pub use numbers::Number;
 pub use operators::{OperatorKind, OperatorRate, operator_time};
 pub use profile::{
     Compute, Confidence, ExchangeKind, HostProfile, Kernels, LinkProfile, Memory, Profile,

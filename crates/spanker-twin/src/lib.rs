@@ -18,6 +18,7 @@ mod shared;
 mod signals;
 mod spec;
 pub mod supervisor;
+pub mod text;
 mod wire;
 mod world;
 

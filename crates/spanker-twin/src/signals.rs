@@ -71,6 +71,19 @@ impl Signals {
         caught
     }
 
+    /// Calls `heard` with every signal that asks to end, on a thread of its own.
+    pub fn watch(self, mut heard: impl FnMut(Caught) + Send + 'static) {
+        std::thread::spawn(move || {
+            loop {
+                let [] = self.wait([], None);
+                let caught = self.caught();
+                if caught.end {
+                    heard(caught);
+                }
+            }
+        });
+    }
+
     /// Waits until a signal has come or one of `others` has something to read or has ended, and says
     /// which of the others; `None` waits for ever.
     #[must_use]

@@ -1,42 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench planner`, `link` and `claims`: benchmarks without a choice, beside what they may take.
 
-use serde_json::json;
 use spanker_bench::{
     FRAMES_BAR_GBPS, SIMULATED_PAYLOAD, claims as measure_claims, frames, planner as plans,
     simulated_link, simulation,
 };
 
-use super::failure;
 use crate::output::{self, Cell, Rows};
 
 pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
-    if !as_json {
-        output::line(
-            "# llama-2-70b as q4_0, 80 layers, on made-up variants of rev-a in a ring; medians of 5",
-        )?;
-    }
-    let mut table = Rows::default();
-    for row in plans(output::progress).map_err(failure)? {
+    let mut table = Rows::new(as_json);
+    table.line(
+        "# llama-2-70b as q4_0, 80 layers, on made-up variants of rev-a in a ring; medians of 5",
+    )?;
+    for row in plans(output::progress)? {
         output::progress_done();
-        let row = row.map_err(failure)?;
-        if as_json {
-            output::json(&row)?;
-            continue;
-        }
-        table.add(&[
-            Cell::words("plan", 34, row.plan),
-            Cell::of("time", "(ms)", 9, format!("{:.2}", row.seconds * 1e3)),
-            Cell::of("may take", "(ms)", 9, row.limit_seconds * 1e3),
-            Cell::of("of limit", "", 9, format!("{:.3}", row.seconds / row.limit_seconds)),
-        ])?;
+        let row = row?;
+        table.add(&row, |row| {
+            vec![
+                Cell::words("plan", 34, row.plan),
+                Cell::of("time", "(ms)", 9, format!("{:.2}", row.seconds * 1e3)),
+                Cell::of("may take", "(ms)", 9, row.limit_seconds * 1e3),
+                Cell::of("of limit", "", 9, format!("{:.3}", row.seconds / row.limit_seconds)),
+            ]
+        })?;
     }
-    let found = simulation().map_err(failure)?;
+    let found = simulation()?;
     if as_json {
         return output::json(&found);
     }
     let (rate, cards) = (found.events_per_second / 1e6, found.virtual_seconds);
-    output::line(&format!(
+    say!(
         "\nsimulate {}: {} events in {:.1} ms, {rate:.1} M events/s ({rate:.1}x of 1 M/s); the cards would take \
          {:.1} ms ({:.2}x)",
         found.simulate,
@@ -44,60 +38,52 @@ pub(super) fn planner(as_json: bool) -> anyhow::Result<()> {
         found.wall_seconds * 1e3,
         cards * 1e3,
         cards / found.wall_seconds,
-    ))
+    )
 }
 
 pub(super) fn link(as_json: bool) -> anyhow::Result<()> {
-    if !as_json {
-        output::line(
-            "# frames of the inter-card link, one core, GB/s of payload; medians that took turns",
-        )?;
-    }
-    let (mut table, bar) = (Rows::default(), FRAMES_BAR_GBPS);
-    for (payload, speed) in frames(|payload| output::progress(&format!("frames of {payload} B"))) {
+    let (mut table, bar) = (Rows::new(as_json), FRAMES_BAR_GBPS);
+    table.line(
+        "# frames of the inter-card link, one core, GB/s of payload; medians that took turns",
+    )?;
+    for row in frames(|payload| output::progress(&format!("frames of {payload} B"))) {
         output::progress_done();
-        if as_json {
-            output::json(&json!({
-                "payload_bytes": payload, "both_gbps": speed.both, "encode_gbps": speed.encode,
-                "decode_gbps": speed.decode, "crc32c_gbps": speed.crc, "memcpy_gbps": speed.copy,
-                "bar_gbps": bar,
-            }))?;
-            continue;
-        }
         let rate = |name, value: f64| Cell::of(name, "", 7, format!("{value:.2}"));
-        table.add(&[
-            Cell::of("payload", "", 7, payload),
-            rate("both", speed.both),
-            rate("encode", speed.encode),
-            rate("decode", speed.decode),
-            rate("crc32c", speed.crc),
-            rate("memcpy", speed.copy),
-            rate("of crc32c", speed.both / speed.crc),
-            Cell::of("of bar", "", 8, format!("{:.1}x", speed.both / bar)),
-        ])?;
+        table.add(&row, |row| {
+            vec![
+                Cell::of("payload", "", 7, row.payload_bytes),
+                rate("both", row.both_gbps),
+                rate("encode", row.encode_gbps),
+                rate("decode", row.decode_gbps),
+                rate("crc32c", row.crc32c_gbps),
+                rate("memcpy", row.memcpy_gbps),
+                rate("of crc32c", row.both_gbps / row.crc32c_gbps),
+                Cell::of("of bar", "", 8, format!("{:.1}x", row.both_gbps / bar)),
+            ]
+        })?;
     }
-    let found = simulated_link().map_err(failure)?;
+    let found = simulated_link()?;
     if as_json {
         return output::json(&found);
     }
-    output::line(&format!(
+    say!(
         "\nbar: {bar} GB/s for both; two simulated ends, every check included: {:.2} M frames/s ({:.2} GB/s)",
         found.frames_per_second / 1e6,
         found.frames_per_second * f64::from(SIMULATED_PAYLOAD) / 1e9
-    ))
+    )
 }
 
 pub(super) fn claims(as_json: bool) -> anyhow::Result<()> {
     output::progress("claims ..");
     let costs = measure_claims();
     output::progress_done();
-    let costs = costs.map_err(failure)?;
+    let costs = costs?;
     if as_json {
         return output::json(&costs);
     }
     output::line("# one claim, in ns; medians that took turns")?;
     let (one, two) = (costs.atomic_addition_ns, costs.atomic_addition_two_threads_ns);
-    let mut table = Rows::default();
+    let mut table = Rows::new(false);
     for (what, cost, of) in [
         ("an atomic addition, one thread", one, one),
         ("a claim, one thread", costs.claim_ns, one),
@@ -105,12 +91,12 @@ pub(super) fn claims(as_json: bool) -> anyhow::Result<()> {
         ("an atomic addition, two threads", two, two),
         ("a claim, two threads", costs.claim_two_threads_ns, two),
     ] {
-        table.add(&[
+        table.cells(&[
             Cell::words("what", 44, what),
             Cell::of("ns", "", 8, format!("{cost:.1}")),
             Cell::of("additions", "", 9, format!("{:.1}x", cost / of)),
         ])?;
     }
     let (bar, part) = (costs.bar_ns, costs.claim_ns / costs.bar_ns);
-    output::line(&format!("\nbar: {bar} ns for a claim alone: {part:.2} of it"))
+    say!("\nbar: {bar} ns for a claim alone: {part:.2} of it")
 }

@@ -5,14 +5,14 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use spanker_bench::{BenchError, DraftRow, DraftWork, Memory, ModelRow, Task, Work, drafts, model};
-use spanker_engine::{DraftSource, Host, files};
+use spanker_bench::{DraftRow, DraftWork, Memory, ModelRow, Task, Work, drafts, model};
+use spanker_engine::{CardList, DraftSource, Fabric, Host, Wish, files};
 use spanker_plan::Request;
 
-use super::refuse;
-use crate::directory::CardList;
-use crate::llm::{self, DraftArgs, FabricKind, Place, Split};
-use crate::output::{self, Cell};
+use super::count;
+use crate::llm::{self, DraftArgs, Place, SplitArgs};
+use crate::output::{self, Cell, figure, percent};
+use crate::refuse;
 
 /// Measure how fast a model runs: its prompt (pp) and its tokens (tg)
 ///
@@ -50,11 +50,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count(256))]
     cards: Vec<u64>,
     /// Where the cards are [default: mpi if mpirun has started several, else inproc]
-    #[arg(long, value_enum)]
-    fabric: Option<FabricKind>,
-    /// How to split the model [default: the planner's best that gives the bits of one card]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
+    #[arg(long, value_parser = llm::one_of(&Fabric::ALL, Fabric::name))]
+    fabric: Option<Fabric>,
+    #[command(flatten)]
+    split: SplitArgs,
     /// Tokens of a prompt that are run together
     #[arg(short, long, default_value_t = 128, value_name = "TOKENS", value_parser = count(512))]
     batch_size: u64,
@@ -66,7 +65,7 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 0.0, value_name = "FRACTION", value_parser = llm::fraction)]
     audit: f64,
     /// How long cards may show no progress before they are given up, for --fabric cards and mpi
-    #[arg(long, value_name = "TIME", value_parser = crate::fault::detect)]
+    #[arg(long, value_name = "TIME", value_parser = crate::times::timeout)]
     deadline: Option<Duration>,
     #[command(flatten)]
     draft: DraftArgs,
@@ -83,13 +82,9 @@ const TASK: usize = 768;
 /// More than any file of tasks has.
 const MOST_TASKS: u64 = 16 << 20;
 
-fn count(most: u64) -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=most)
-}
-
 impl Args {
     /// The model and the place, for a number of threads.
-    fn llm(&self, threads: Option<usize>) -> llm::Args {
+    pub(super) fn llm(&self, threads: Option<usize>) -> llm::Args {
         llm::Args {
             ctx_size: Some(match self.draft.source() {
                 DraftSource::None => (self.prompt + self.generated) as usize,
@@ -103,14 +98,13 @@ impl Args {
         }
     }
 
-    /// Whether this is work for all processes that a launcher has started.
-    pub(super) fn takes_ranks(&self) -> bool {
-        self.llm(None).takes_ranks()
+    fn wish(&self) -> Wish {
+        Wish { split: self.split.split, shares: None }
     }
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let takes = args.llm(None).fabric().takes();
+    let takes = args.llm(None).takes();
     let list = |most: Option<&u64>| most.map(|&count| CardList::Count(count as usize));
     if !takes.threads && !args.threads.is_empty() {
         return refuse("--threads is for --fabric inproc, mpi and tcp");
@@ -135,15 +129,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
         let (prompt, generated) = (args.prompt as usize, args.generated as usize);
         let request = Request { audit: args.audit, ..place.request(prompt, generated) };
-        let wish = args.llm(None).wish(args.split);
+        let wish = args.wish();
         let work = Work { request, generated, repeats: args.repeats, wish };
-        if !args.json {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let size = output::bytes(place.model.network().bytes().len() as u64);
-            let (name, repeats) = (&place.model.shape().name, args.repeats);
-            let text = format!("# {name}, {size}; {cores} cores; tokens/s, medians of {repeats}");
-            output::line(&text)?;
-        }
+        let mut table = output::Rows::new(args.json);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let size = output::bytes(place.model.network().bytes().len() as u64);
+        let (name, repeats) = (&place.model.shape().name, args.repeats);
+        table.line(&format!("# {name}, {size}; {cores} cores; tokens/s, medians of {repeats}"))?;
         let hosts = hosts(args, place)?;
         let hosts: Vec<&Host> = match hosts.is_empty() {
             true => vec![&place.host],
@@ -152,18 +144,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         // Threads take turns; cards, GPUs and ranks are lent to one row at a time.
         let at_a_time = if takes.many_hosts { hosts.len() } else { 1 };
         let turn = |turn| output::progress(&format!("turn {turn} of {}", args.repeats));
-        let mut table = output::Rows::default();
         for hosts in hosts.chunks(at_a_time.max(1)) {
             let rows = model(&place.model, hosts, &work, opened, turn);
             output::progress_done();
-            for row in rows.map_err(super::failure)? {
-                match args.json {
-                    true => output::json(&row)?,
-                    false => table.add(&cells(&row))?,
-                }
-            }
+            rows?.iter().try_for_each(|row| table.add(row, cells))?;
         }
-        if args.json { Ok(()) } else { output::line(&memory(place)) }
+        table.line(&memory(place))
     })
 }
 
@@ -180,34 +166,19 @@ fn drafting(args: &Args, place: &Place) -> anyhow::Result<()> {
     let (source, generated) = (args.draft.source(), args.generated as usize);
     let request = place.request(TASK / 2, generated);
     let request = Request { audit: args.audit, guesses: source.most(), ..request };
-    let wish = args.llm(None).wish(args.split);
+    let wish = args.wish();
     let work = DraftWork { request, generated, repeats: args.repeats, wish, source };
-    let mut kinds: Vec<(String, [f64; 2], usize)> = Vec::new();
-    let mut table = output::Rows::default();
+    let mut table = output::Rows::new(args.json);
     let small = args.draft.load(place)?;
-    let rows = drafts(&place.host, &place.model, &tasks, &work, small, |row| {
-        let at = kinds.iter().position(|(kind, ..)| *kind == row.kind).unwrap_or(kinds.len());
-        if at == kinds.len() {
-            kinds.push((row.kind.clone(), [0.0; 2], 0));
-        }
-        let (_, seconds, count) = &mut kinds[at];
-        *seconds = [seconds[0] + row.seconds[0], seconds[1] + row.seconds[1]];
-        *count += 1;
-        let shown = match args.json {
-            true => output::json(row),
-            false => table.add(&task_cells(row)),
-        };
-        shown.map_err(|error| BenchError::Load(error.to_string()))
-    });
-    rows.map_err(super::failure)?;
+    let show = |row: &DraftRow| table.add(row, task_cells);
+    let kinds = drafts(&place.host, &place.model, &tasks, &work, small, show)?;
     if args.json {
         return Ok(());
     }
-    for (kind, [without, with], count) in kinds {
-        let gained = without / with.max(1e-9);
-        output::line(&format!("# {kind}: {gained:.2} times as fast over {count} tasks"))?;
-    }
-    Ok(())
+    kinds.iter().try_for_each(|kind| {
+        let (name, gained, count) = (&kind.kind, kind.gained(), kind.tasks);
+        say!("# {name}: {gained:.2} times as fast over {count} tasks")
+    })
 }
 
 fn task_cells(row: &DraftRow) -> Vec<Cell> {
@@ -236,19 +207,18 @@ fn hosts(args: &Args, place: &Place) -> anyhow::Result<Vec<Host>> {
     if counts.len() * threads.len() == 1 {
         return Ok(Vec::new());
     }
-    let takes = args.llm(None).fabric().takes();
-    let mut rows: Vec<(usize, Option<usize>)> = Vec::new();
-    for (&count, &threads) in
-        counts.iter().flat_map(|count| threads.iter().map(move |t| (count, t)))
-    {
-        // A card is a thread, so there are no fewer of these.
-        let row = (count, takes.many_hosts.then_some(threads.max(count)));
+    let many_hosts = args.llm(None).takes().many_hosts;
+    // A card is a thread, so there are no fewer of these.
+    let threads = |count: usize| threads.iter().map(move |threads| (count, *threads.max(&count)));
+    let mut rows = Vec::new();
+    for (count, threads) in counts.iter().flat_map(|&count| threads(count)) {
+        let row = (count, many_hosts.then_some(threads));
         if !rows.contains(&row) {
             rows.push(row);
         }
     }
-    let hosts = rows.into_iter();
-    hosts.map(|(count, threads)| args.llm(threads).host(Some(&CardList::Count(count)))).collect()
+    let host = |(count, threads)| args.llm(threads).host(Some(&CardList::Count(count)));
+    rows.into_iter().map(host).collect()
 }
 
 /// The line about memory.
@@ -261,63 +231,46 @@ fn memory(place: &Place) -> String {
 
 /// Columns by what was measured: threads and what they read, clocks of cards, or the bandwidth of a GPU.
 fn cells(row: &ModelRow) -> Vec<Cell> {
-    let figure = |value: Option<f64>, digits: usize| match value {
-        Some(value) => format!("{value:.digits$}"),
-        None => "-".into(),
-    };
-    let percent = |error: Option<f64>| match error {
-        Some(error) => format!("{error:+.1} %"),
-        None => "-".into(),
-    };
     let (prompt, tokens) = (&row.prompt, &row.generation);
     let [pp, tg] = [prompt, tokens].map(|phase| phase.tokens_per_second);
-    let predicted = tokens.predicted_tokens_per_second;
-    let read = row.limit.read_bytes_per_second.unwrap_or(0.0) / 1e9;
-    let speeds = |digits: usize| {
-        [Cell::of("pp", "", 11, figure(pp, digits)), Cell::of("tg", "", 11, figure(tg, digits))]
+    let cell = |name, width, value: Option<f64>, digits| {
+        Cell::of(name, "", width, figure(value, digits, ""))
     };
-    let limit = [
-        Cell::of("of limit", "", 9, figure(row.limit.of_limit.or(Some(0.0)), 2)),
-        Cell::of("read (GB/s)", "", 11, format!("{read:.2}")),
-    ];
-    let load = Cell::of("load (ms)", "", 10, format!("{:.1}", row.load_ms));
-    let cards = Cell::of("cards", "", 5, row.cards);
-    match (row.threads, tokens.card_tokens_per_second) {
-        (Some(threads), _) => {
-            let mut cells = vec![cards, Cell::of("threads", "", 7, threads)];
-            cells.extend(speeds(2).into_iter().chain(limit));
-            let sync = row.token.sync_us.unwrap_or(0.0);
-            cells.extend([
-                Cell::of("sync (us)", "", 9, format!("{sync:.1}")),
-                load,
-                Cell::of("pp error", "", 9, percent(prompt.error_percent(pp))),
-                Cell::of("tg error", "", 9, percent(tokens.error_percent(tg))),
-            ]);
-            cells
-        }
-        (None, None) => {
-            let mut cells = vec![cards];
-            cells.extend(speeds(2).into_iter().chain(limit));
-            cells.extend([
-                Cell::of("predicted", "", 11, format!("{predicted:.2}")),
-                Cell::of("error", "", 8, percent(tokens.error_percent(tg))),
-                load,
-            ]);
-            cells
-        }
-        (None, tg_card) => {
-            let pp_card = prompt.card_tokens_per_second;
-            vec![
-                cards,
-                Cell::of("split", "", 9, row.strategy),
-                Cell::of("pp card", "", 10, figure(pp_card, 3)),
-                Cell::of("tg card", "", 10, figure(tg_card, 3)),
-                Cell::of("predicted", "", 10, format!("{predicted:.3}")),
-                Cell::of("error", "", 8, percent(tokens.error_percent(tg_card))),
-                Cell::of("pp wall", "", 10, figure(pp, 3)),
-                Cell::of("tg wall", "", 10, figure(tg, 3)),
-                load,
-            ]
-        }
+    let predicted = Some(tokens.predicted_tokens_per_second);
+    let load = cell("load (ms)", 10, Some(row.load_ms), 1);
+    let mut cells = vec![Cell::of("cards", "", 5, row.cards)];
+    if let (None, Some(card)) = (row.threads, tokens.card_tokens_per_second) {
+        cells.extend([
+            Cell::of("split", "", 9, row.strategy),
+            cell("pp card", 10, prompt.card_tokens_per_second, 3),
+            cell("tg card", 10, Some(card), 3),
+            cell("predicted", 10, predicted, 3),
+            Cell::of("error", "", 8, percent(tokens.error_percent(Some(card)))),
+            cell("pp wall", 10, pp, 3),
+            cell("tg wall", 10, tg, 3),
+            load,
+        ]);
+        return cells;
     }
+    cells.extend(row.threads.map(|threads| Cell::of("threads", "", 7, threads)));
+    cells.extend([
+        cell("pp", 11, pp, 2),
+        cell("tg", 11, tg, 2),
+        cell("of limit", 9, row.limit.of_limit.or(Some(0.0)), 2),
+        cell("read (GB/s)", 11, Some(row.limit.read_bytes_per_second.unwrap_or(0.0) / 1e9), 2),
+    ]);
+    match row.threads {
+        Some(_) => cells.extend([
+            cell("sync (us)", 9, row.token.sync_us.or(Some(0.0)), 1),
+            load,
+            Cell::of("pp error", "", 9, percent(prompt.error_percent(pp))),
+            Cell::of("tg error", "", 9, percent(tokens.error_percent(tg))),
+        ]),
+        None => cells.extend([
+            cell("predicted", 11, predicted, 2),
+            Cell::of("error", "", 8, percent(tokens.error_percent(tg))),
+            load,
+        ]),
+    }
+    cells
 }

@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker bench serve`: what so many clients of a server see, beside what is foretold.
 
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use spanker_bench::{OwnServer, ServeBench, ServeRow, Times, local_address};
+use spanker_engine::{Arrivals, Model, ServiceLoad, models};
 
-use spanker_bench::{LoadSeen, LoadTarget, OwnSteps, ServeRow, Times, load_server};
-use spanker_engine::{
-    Arrivals, Calibration, Forecast, Host, Model, Service, ServiceLoad, ServicePlan, Status, models,
-};
-use spanker_serve::{Backend, HttpLimits, ServeOptions, Server};
-
-use super::refuse;
-use crate::output::{self, Cell};
+use super::count;
+use crate::output::{self, Cell, figure, percent};
+use crate::refuse;
 use crate::serve::{Loader, ModelArgs};
 
 /// More requests than this in a row are refused.
 const MOST_REQUESTS: usize = 1_000_000;
-/// How often a server that loads its model is asked whether it is ready.
-const LOOK: Duration = Duration::from_millis(5);
-/// How long an answer may take.
-const TIMEOUT: Duration = Duration::from_secs(600);
-
 /// Measure what clients of a server see: tokens/s, the time to the first token and between tokens
 ///
 /// It starts 'spanker serve' on a free port of this machine and asks it for answers over HTTP, as clients do. Each
@@ -40,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
   spanker bench serve -m model.gguf --url http://127.0.0.1:8081")]
 pub(super) struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Clients at the same time, one row for each number
     #[arg(long, default_value = "1,4,16", value_name = "LIST", value_delimiter = ',', value_parser = count(1024))]
     clients: Vec<u64>,
@@ -73,15 +61,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-fn count(most: u64) -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=most)
-}
-
 impl Args {
-    pub(super) fn takes_ranks(&self) -> bool {
-        self.model.takes_ranks()
-    }
-
     fn load(&self, clients: u64) -> ServiceLoad {
         let arrivals = match self.rate {
             Some(rate) => Arrivals::Open { rate, seed: self.seed },
@@ -116,81 +96,19 @@ impl Args {
     }
 }
 
-/// The address in a URL of this machine.
-fn address(url: &str) -> anyhow::Result<SocketAddr> {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return refuse(format!("--url {url}: expected http://, an address and a port"));
-    };
-    let authority = rest.split('/').next().unwrap_or_default();
-    let name =
-        if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
-    let found = name.to_socket_addrs().ok().and_then(|mut list| list.next());
-    match found {
-        Some(address) if address.ip().is_loopback() => Ok(address),
-        Some(_) => refuse(format!("--url {url}: only servers on this machine are loaded")),
-        None => refuse(format!("--url {url}: no such address")),
+/// The server that flags name.
+fn open(args: &Args) -> anyhow::Result<ServeBench> {
+    let other = args.url.as_deref().map(local_address).transpose()?;
+    let path = models::find(&args.model.on.llm.model)?;
+    if let Some(address) = other {
+        let vocab = Model::open(path)?.shape().vocab;
+        return Ok(ServeBench::of_other(address, args.api_key.clone(), vocab, args.seed));
     }
-}
-
-/// A server of this process, until it is dropped.
-struct Own {
-    service: Arc<Service>,
-    handle: spanker_serve::Handle,
-    thread: Option<std::thread::JoinHandle<()>>,
-    address: SocketAddr,
-}
-
-impl Own {
-    fn start(args: &Args) -> anyhow::Result<Own> {
-        let path = models::find(&args.model.llm.model)?;
-        let server = Server::bind(ServeOptions {
-            host: "127.0.0.1".into(),
-            port: 0,
-            keys: Vec::new(),
-            origins: Vec::new(),
-            tls: None,
-            name: "model".into(),
-            other_names: Vec::new(),
-            drain: Duration::ZERO,
-            limits: HttpLimits::usual(),
-        })?;
-        let (handle, address) = (server.handle(), server.address());
-        let loader = Loader { args: args.model.clone(), path };
-        let (loaded, ready) = mpsc::channel();
-        let failed = loaded.clone();
-        let load = move || {
-            let service = loader.load()?;
-            // Nobody waits for it if the command has ended.
-            let _ = loaded.send(Ok(Arc::clone(&service)));
-            anyhow::Ok(service as Arc<dyn Backend>)
-        };
-        let thread = std::thread::spawn(move || {
-            if let Err(error) = server.run(load) {
-                let _ = failed.send(Err(error));
-            }
-        });
-        let ended = || anyhow::anyhow!("the server has ended");
-        let service = ready.recv().map_err(|_| ended())??;
-        // The server makes itself ready for the model's answers before it gives any.
-        while !handle.is_ready() {
-            match ready.recv_timeout(LOOK) {
-                Ok(Err(error)) => return Err(error),
-                Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
-            }
-        }
-        Ok(Own { service, handle, thread: Some(thread), address })
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        self.handle.end();
-        if let Some(thread) = self.thread.take() {
-            // Its panic was reported where it happened.
-            let _ = thread.join();
-        }
-    }
+    let loader = Loader { args: args.model.clone(), path };
+    let own = OwnServer::start(move || loader.load())?;
+    let many_hosts = args.model.on.llm.takes().many_hosts;
+    let host = many_hosts.then(|| args.model.on.host()).transpose()?;
+    Ok(ServeBench::of_own(own, host, args.seed)?)
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -198,139 +116,35 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.model.follows() {
         return args.model.follow();
     }
-    let other = args.url.as_deref().map(address).transpose()?;
-    let (own, vocab) = match other {
-        Some(_) => {
-            let model = Model::open(models::find(&args.model.llm.model)?)?;
-            (None, model.shape().vocab)
-        }
-        None => {
-            let own = Own::start(args)?;
-            let vocab = own.service.model().shape().vocab;
-            (Some(own), vocab)
-        }
-    };
-    let address = other.or(own.as_ref().map(|own| own.address));
-    let address = address.ok_or_else(|| anyhow::anyhow!("no server"))?;
-    let room = own.as_ref().map(|own| own.service.options().context as u64);
-    if let Some(room) = room.filter(|&room| args.prompt + args.answer > room) {
+    let mut bench = open(args)?;
+    let context = bench.context().map(|context| context as u64);
+    if let Some(context) = context.filter(|&context| args.prompt + args.answer > context) {
         let (prompt, answer) = (args.prompt, args.answer);
         return refuse(format!(
-            "--n-prompt {prompt} and --n-gen {answer}: --ctx-size is {room} tokens"
+            "--n-prompt {prompt} and --n-gen {answer}: --ctx-size is {context} tokens"
         ));
     }
-    let target = |seed: u64| LoadTarget {
-        address,
-        key: args.api_key.clone(),
-        model: None,
-        vocab,
-        seed,
-        timeout: TIMEOUT,
-    };
-    // Memory is touched and code is paged in.
-    let warm = ServiceLoad { requests: 1, arrivals: Arrivals::Closed, ..args.load(2) };
-    let warmed =
-        load_server(&target(args.seed ^ 0x5741_524d), warm, |_| ()).map_err(super::failure)?;
-    if let Some(first) = warmed.failed.first() {
-        return Err(anyhow::anyhow!("a request before the first row failed: {first}"));
-    }
-    let mut beside = own.as_ref().map(|own| Beside::new(args, own)).transpose()?.flatten();
-    let (mut table, mut lost) = (output::Rows::default(), 0);
-    for (row, &clients) in args.clients.iter().enumerate() {
-        let load = args.load(clients);
-        // Each row has prompts of its own.
-        let target = target(args.seed.wrapping_add((row as u64) << 32));
-        let row = measured(&target, load, own.as_ref(), beside.as_mut())?;
+    bench.warm(args.load(2))?;
+    let (mut table, mut lost) = (output::Rows::new(args.json), 0);
+    for &clients in &args.clients {
+        let all = clients * args.requests;
+        let tell = move |done: usize| {
+            output::progress_of(done as u64, all, &format!("{clients} clients"));
+        };
+        let row =
+            bench.row(args.load(clients), || output::progress("measuring this machine .."), tell);
+        output::progress_done();
+        let row = row?;
         lost += row.failed.len();
         if let Some(first) = row.failed.first() {
             output::note(format_args!("{} requests failed, one with: {first}", row.failed.len()));
         }
-        match args.json {
-            true => output::json(&row)?,
-            false => table.add(&cells(&row))?,
-        }
+        table.add(&row, cells)?;
     }
-    drop(own);
     match lost {
         0 => Ok(()),
         lost => Err(anyhow::anyhow!("{lost} requests failed")),
     }
-}
-
-/// What clients see of a server, beside what is foretold where it is this process.
-fn measured(
-    target: &LoadTarget,
-    load: ServiceLoad,
-    own: Option<&Own>,
-    mut beside: Option<&mut Beside>,
-) -> anyhow::Result<ServeRow> {
-    let all = load.clients * load.requests;
-    let tell = move |done: usize| {
-        output::progress_of(done as u64, all as u64, &format!("{} clients", load.clients));
-    };
-    beside.as_mut().map_or(Ok(()), |beside| beside.begin())?;
-    let before = own.map(|own| own.service.status());
-    let seen: LoadSeen = load_server(target, load, tell).map_err(super::failure)?;
-    output::progress_done();
-    let after = own.map(|own| own.service.status());
-    beside.as_mut().map_or(Ok(()), |beside| beside.measure())?;
-    let forecast = foretold(own, beside.as_deref(), load)?;
-    let steps = before.zip(after).map(|(before, after)| meanwhile(&before, &after));
-    Ok(ServeRow::new(load, &seen, steps, forecast.as_ref()))
-}
-
-/// What steps take on threads of this machine, measured while the server has nothing to do: before and after each row, so
-/// that the prediction and what it is compared with meet the same neighbours.
-struct Beside {
-    host: Host,
-    model: Arc<Model>,
-    planned: ServicePlan,
-    calibration: Calibration,
-}
-
-impl Beside {
-    /// Nothing where clocks are steady, or cards can be open once only.
-    fn new(args: &Args, own: &Own) -> anyhow::Result<Option<Beside>> {
-        if !args.model.llm.fabric().takes().many_hosts {
-            return Ok(None);
-        }
-        let (host, model) = (args.model.host()?, Arc::clone(own.service.model()));
-        let planned = ServicePlan::on_host(&host, &model, own.service.options())?;
-        let calibration = Calibration::new(&host, &model, &planned.plan)?;
-        Ok(Some(Beside { host, model, planned, calibration }))
-    }
-
-    /// Begins anew: what was measured before another row does not count.
-    fn begin(&mut self) -> anyhow::Result<()> {
-        self.calibration = Calibration::new(&self.host, &self.model, &self.planned.plan)?;
-        self.measure()
-    }
-
-    fn measure(&mut self) -> anyhow::Result<()> {
-        output::progress("measuring this machine ..");
-        Ok(self.calibration.round(&self.host, &self.model, &self.planned.plan)?)
-    }
-}
-
-/// What is foretold of a row, if it is known what the server does.
-fn foretold(
-    own: Option<&Own>,
-    beside: Option<&Beside>,
-    load: ServiceLoad,
-) -> anyhow::Result<Option<Forecast>> {
-    let Some(Beside { host, planned, calibration, .. }) = beside else {
-        return Ok(own.map(|own| own.service.forecast(load)));
-    };
-    Ok(Some(planned.priced(calibration.priced(host, &planned.plan)?)?.forecast(load)))
-}
-
-/// What a service did between two looks.
-fn meanwhile(before: &Status, after: &Status) -> OwnSteps {
-    let copies = after.card_seconds.iter().enumerate();
-    let took = copies.map(|(copy, now)| now - before.card_seconds.get(copy).unwrap_or(&0.0));
-    // Copies of the model work side by side.
-    let card_seconds = took.reduce(f64::max);
-    OwnSteps { steps: after.steps - before.steps, card_seconds }
 }
 
 fn cells(row: &ServeRow) -> Vec<Cell> {
@@ -338,29 +152,20 @@ fn cells(row: &ServeRow) -> Vec<Cell> {
         Some(Times { p50_ms, p99_ms }) => format!("{p50_ms:.1} / {p99_ms:.1}"),
         None => "-".into(),
     };
-    let figure = |value: Option<f64>, digits: usize, unit: &str| match value {
-        Some(value) => format!("{value:.digits$}{unit}"),
-        None => "-".into(),
-    };
-    let percent = |part: Option<f64>| figure(part.map(|part| 100.0 * part), 0, " %");
+    let share = |part: Option<f64>| figure(part.map(|part| 100.0 * part), 0, " %");
     let predicted = row.predicted;
     vec![
         Cell::of("clients", "", 7, row.clients),
         Cell::of("tokens/s", "", 8, format!("{:.1}", row.tokens_per_second)),
         Cell::of("card time", "", 9, figure(row.card_tokens_per_second, 1, "")),
         Cell::of("predicted", "", 9, figure(predicted.map(|of| of.tokens_per_second), 1, "")),
-        Cell::of(
-            "error",
-            "",
-            8,
-            row.error_percent.map_or_else(|| "-".into(), |error| format!("{error:+.1} %")),
-        ),
+        Cell::of("error", "", 8, percent(row.error_percent)),
         Cell::of("first p50/p99", "(ms)", 15, pair(Some(row.first))),
         Cell::of("predicted", "(ms)", 15, pair(predicted.map(|of| of.first))),
         Cell::of("between p50/p99", "(ms)", 15, pair(Some(row.between))),
         Cell::of("predicted", "(ms)", 15, pair(predicted.map(|of| of.between))),
-        Cell::of("cached", "", 6, percent(row.cached)),
-        Cell::of("foretold", "", 8, percent(predicted.map(|of| of.cached))),
+        Cell::of("cached", "", 6, share(row.cached)),
+        Cell::of("foretold", "", 8, share(predicted.map(|of| of.cached))),
         Cell::of("refused", "", 7, row.refused),
     ]
 }

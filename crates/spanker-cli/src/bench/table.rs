@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rows of collectives as cells of a table: the same columns everywhere, then what the place compares with.
 
-use spanker_bench::{Beside, Row};
+use spanker_bench::{Beside, Row, human};
 
-use crate::output::Cell;
-use crate::sizes::human;
-
-/// A figure with so many digits, or a dash.
-fn figure(value: Option<f64>, digits: usize, unit: &str) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}{unit}"))
-}
+use crate::output::{Cell, figure};
 
 pub(super) fn cells(row: &Row) -> Vec<Cell> {
     let mut cells = vec![

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The targets where collectives are measured, as flags name them.
 
-use spanker_bench::{Cards, HostMemory, Method, MethodChoice};
+use spanker_bench::{Cards, HostMemory, Method, MethodChoice, SampleTable, human};
+use spanker_engine::{EngineError, directory};
 use spanker_scheduler::MAX_RANKS;
 
-use super::samples::Samples;
-use super::{Args, CardList, case, check_flags, failure, refuse, root, show, sizes};
-use crate::sizes::human;
-use crate::{DoesNotFit, Usage, directory, output};
+use super::{Args, CardList, case, check_flags, root, show, sizes};
+use crate::{output, refuse, usage};
 
 const NATIVE: &str = "--algorithm native is for --fabric mpi and --fabric cuda";
 
 /// How many cards flags ask for, where cards are numbered from 0.
-fn count(args: &Args, usual: usize) -> Result<usize, Usage> {
+fn count(args: &Args, usual: usize) -> anyhow::Result<usize> {
     match &args.cards {
         None => Ok(usual),
         Some(CardList::Count(count)) => Ok(*count),
-        Some(CardList::Indices(_)) => Err(Usage(
-            "--cards takes a number here, not a list: a list of cards is for --fabric cards".into(),
-        )),
+        Some(CardList::Indices(_)) => {
+            refuse("--cards takes a number here, not a list: a list of cards is for --fabric cards")
+        }
     }
 }
 
@@ -30,14 +29,11 @@ fn cores() -> usize {
 fn title(args: &Args, over: &str, text: &str) -> anyhow::Result<()> {
     match args.json {
         true => Ok(()),
-        false => output::line(&format!(
-            "# {} {text}; #wrong counts elements over all {over}",
-            args.name()
-        )),
+        false => say!("# {} {text}; #wrong counts elements over all {over}", args.name()),
     }
 }
 
-pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
+pub(super) fn host(args: &Args, samples: Option<SampleTable>) -> anyhow::Result<()> {
     let cards = count(args, 4)?;
     check_flags(args, true, false)?;
     if cards == 0 || cards > MAX_RANKS {
@@ -50,8 +46,10 @@ pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
     let case = case(args, cards, root(args, cards, "cards")?)?;
     let mut host = HostMemory::new(case.collective, args.threads, args.algorithm);
     let largest = sizes.iter().copied().max().unwrap_or(0);
-    host.check_memory(&case, largest)
-        .map_err(|error| DoesNotFit(format!("--sizes {}: {error}", human(largest))))?;
+    host.check_memory(&case, largest).map_err(|error| EngineError::DoesNotFit {
+        what: format!("--sizes {}: {error}", human(largest)),
+        hint: None,
+    })?;
     let path = match host.is_fused() {
         true => "in one address space, no messages",
         false => "as messages between threads",
@@ -61,7 +59,7 @@ pub(super) fn host(args: &Args, samples: Samples) -> anyhow::Result<()> {
     show(args, &mut host, &case, &sizes, samples, true)
 }
 
-pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
+pub(super) fn cards(args: &Args, samples: Option<SampleTable>) -> anyhow::Result<()> {
     check_flags(args, false, true)?;
     let wanted = match args.algorithm {
         MethodChoice::Auto => None,
@@ -81,12 +79,12 @@ pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
         Some(card) => indices
             .iter()
             .position(|&index| index == card)
-            .ok_or_else(|| Usage(format!("--root {card}: the group is {list}")))?,
+            .ok_or_else(|| usage(format!("--root {card}: the group is {list}")))?,
     };
     let case = case(args, indices.len(), root)?;
     let topology = directory::open(&folder, &indices)?;
     let cards = Cards::new(&folder, &topology, case.collective, wanted, args.deadline);
-    let mut cards = cards.map_err(failure)?;
+    let mut cards = cards?;
     if let Some(reason) = cards.unpredicted() {
         output::note(format_args!("no prediction: {reason}"));
     }
@@ -95,7 +93,7 @@ pub(super) fn cards(args: &Args, samples: Samples) -> anyhow::Result<()> {
 }
 
 #[cfg(feature = "cuda")]
-pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
+pub(super) fn cuda(args: &Args, samples: Option<SampleTable>) -> anyhow::Result<()> {
     use spanker_bench::gpu;
     use spanker_scheduler::Collective;
     check_flags(args, false, false)?;
@@ -123,7 +121,7 @@ pub(super) fn cuda(args: &Args, samples: Samples) -> anyhow::Result<()> {
     output::progress("measuring copies");
     let opened = gpu::LogicalCards::open();
     output::progress_done();
-    let mut target = opened.map_err(failure)?;
+    let mut target = opened?;
     let (name, copy) = (&target.probe().name, target.probe().copy.bytes_per_second as f64 / 1e9);
     let text = format!(
         "over {cards} logical cards that share GPU 0 ({name}): one GPU emulates {cards}; copies move {copy:.0} GB/s; \
@@ -138,7 +136,7 @@ fn nccl(
     args: &Args,
     plain: spanker_scheduler::Collective,
     sizes: &[usize],
-    samples: Samples,
+    samples: Option<SampleTable>,
 ) -> anyhow::Result<()> {
     use spanker_bench::gpu::NcclRanks;
     if !NcclRanks::has(plain) {
@@ -154,7 +152,7 @@ fn nccl(
         ));
     }
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
-    let mut target = NcclRanks::open(ranks).map_err(failure)?;
+    let mut target = NcclRanks::open(ranks)?;
     let library = target.library();
     title(args, "ranks", &format!("over {ranks} GPUs by {library}; wall time; medians"))?;
     show(args, &mut target, &case, sizes, samples, true)
@@ -164,15 +162,12 @@ fn nccl(
 #[cfg(feature = "cuda")]
 fn check(args: &Args) -> anyhow::Result<()> {
     let checking = |dtype, op| output::progress(&format!("checking {op} of {dtype}"));
-    let (mut wrong, mut table) = (0, output::Rows::default());
-    for checked in spanker_bench::gpu::check(checking).map_err(failure)? {
+    let (mut wrong, mut table) = (0, output::Rows::new(args.json));
+    for checked in spanker_bench::gpu::check(checking)? {
         output::progress_done();
-        let checked = checked.map_err(failure)?;
+        let checked = checked?;
         wrong += checked.wrong;
-        match args.json {
-            true => output::json(&checked)?,
-            false => table.add(&super::table::checked(&checked))?,
-        }
+        table.add(&checked, super::table::checked)?;
     }
     anyhow::ensure!(wrong == 0, "{wrong} elements are wrong");
     conforms(args)
@@ -190,15 +185,15 @@ fn conforms(args: &Args) -> anyhow::Result<()> {
     let cases = played.map_err(|wrong| anyhow::anyhow!("messages between ranks: {wrong}"))?;
     match args.json {
         true => output::json(&serde_json::json!({ "conformance": cases, "gpus": gpus.len() })),
-        false => output::line(&format!(
+        false => say!(
             "messages in the memory of {} GPU(s): {cases} cases of the fabrics' suite pass",
             gpus.len()
-        )),
+        ),
     }
 }
 
 #[cfg(feature = "mpi")]
-pub(super) fn mpi(args: &Args, samples: Samples) -> anyhow::Result<()> {
+pub(super) fn mpi(args: &Args, samples: Option<SampleTable>) -> anyhow::Result<()> {
     if args.algorithm == MethodChoice::Given(Method::Fused) {
         return refuse("--algorithm fused is for --fabric host");
     }
@@ -207,7 +202,9 @@ pub(super) fn mpi(args: &Args, samples: Samples) -> anyhow::Result<()> {
     case(args, 1, 0)?;
     let world = crate::ranks::world()?;
     match on_ranks(args, &world, &sizes, samples) {
-        Err(error) if !world.speaks() && !error.is::<Usage>() => Err(crate::Unspoken.into()),
+        Err(error) if !world.speaks() && crate::exit_code(&error) != crate::USAGE => {
+            Err(crate::Unspoken.into())
+        }
         other => other,
     }
 }
@@ -217,7 +214,7 @@ fn on_ranks(
     args: &Args,
     world: &spanker_fabric_mpi::World,
     sizes: &[usize],
-    samples: Samples,
+    samples: Option<SampleTable>,
 ) -> anyhow::Result<()> {
     let ranks = world.ranks();
     let asked = count(args, ranks)?;
@@ -227,7 +224,7 @@ fn on_ranks(
     let case = case(args, ranks, root(args, ranks, "ranks")?)?;
     let speaks = world.rank() == 0;
     let target = spanker_bench::ranks::Ranks::new(world, args.algorithm, args.deadline);
-    let mut target = target.map_err(failure)?;
+    let mut target = target?;
     let mut hosts: Vec<&String> = world.hosts().iter().collect();
     hosts.sort();
     hosts.dedup();

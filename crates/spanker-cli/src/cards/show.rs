@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cards and links as tables.
 
-use spanker_engine::{CardReport, CardRow, LinkRow};
+use spanker_engine::{CardReport, CardRow, LinkRow, directory};
 use spanker_topology::{Bytes, BytesPerSecond, Seconds};
 
-use crate::{directory, output};
+use crate::output;
 
 /// More rows than this help nobody; the JSON has all of them.
 const MOST_LINKS: usize = 64;
@@ -12,13 +12,13 @@ const MOST_LINKS: usize = 64;
 pub(super) fn show(report: &CardReport) -> anyhow::Result<()> {
     if report.cards.is_empty() {
         let folder = report.directory.as_deref().unwrap_or("/dev");
-        output::line(&format!("no cards at {folder}/spanker0 and on"))?;
-        output::line(&format!("hint: {}", directory::HINT))?;
+        say!("no cards at {folder}/spanker0 and on")?;
+        say!("hint: {}", directory::HINT)?;
         return output::line("hint: or look at mock cards: spanker cards --mock 4");
     }
     if let Some(folder) = &report.directory {
         let nature = report.nature.map_or(String::new(), |nature| format!(" ({nature})"));
-        output::line(&format!("{folder}{nature}\n"))?;
+        say!("{folder}{nature}\n")?;
     }
     cards(report)?;
     match report.mock {
@@ -32,7 +32,7 @@ fn cards(report: &CardReport) -> anyhow::Result<()> {
         true => (&["card", "kind"][..], &["card"][..]),
         false => (&CARDS[..], &["card", "memory free"][..]),
     };
-    output::line(&output::table(header, report.cards.iter().map(card).collect(), right))
+    output::table(header, report.cards.iter().map(card).collect(), right)
 }
 
 const CARDS: [&str; 8] =
@@ -78,10 +78,10 @@ fn links(links: &[LinkRow]) -> anyhow::Result<()> {
     };
     let header = ["link", "state", "lanes", "bandwidth", "latency", "by"];
     let rows = links.iter().take(MOST_LINKS).map(row).collect();
-    let table = output::table(&header, rows, &["lanes", "bandwidth", "latency"]);
-    output::line(&format!("\n{table}"))?;
+    output::line("")?;
+    output::table(&header, rows, &["lanes", "bandwidth", "latency"])?;
     match links.len().checked_sub(MOST_LINKS) {
-        Some(left) if left > 0 => output::line(&format!("and {left} more: --json has every link")),
+        Some(left) if left > 0 => say!("and {left} more: --json has every link"),
         _ => Ok(()),
     }
 }
@@ -91,7 +91,7 @@ fn matrix(report: &CardReport) -> anyhow::Result<()> {
     // Wider than a terminal helps nobody; the JSON has all of them.
     let shown = report.cards.len().min(16);
     let header: String = (0..shown).map(|to| format!("{to:>6}")).collect();
-    output::line(&format!("{:>4}{header}", ""))?;
+    say!("{:>4}{header}", "")?;
     for from in 0..shown {
         let row: String = (0..shown)
             .map(|to| {
@@ -101,11 +101,11 @@ fn matrix(report: &CardReport) -> anyhow::Result<()> {
                 format!("{state:>6}")
             })
             .collect();
-        output::line(&format!("{from:>4}{row}"))?;
+        say!("{from:>4}{row}")?;
     }
     if shown < report.cards.len() {
         let left = report.cards.len() - shown;
-        output::line(&format!("and {left} cards more: --json has every link"))?;
+        say!("and {left} cards more: --json has every link")?;
     }
     Ok(())
 }

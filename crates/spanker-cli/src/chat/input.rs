@@ -119,22 +119,14 @@ impl Interrupts {
         let signals = Signals::take()?;
         let busy = Arc::new(AtomicBool::new(false));
         let (stop, at_work) = (stop.clone(), Arc::clone(&busy));
-        std::thread::spawn(move || {
-            loop {
-                let [] = signals.wait([], None);
-                let caught = signals.caught();
-                if caught.kill {
-                    std::process::exit(143);
-                }
-                if !caught.end {
-                    continue;
-                }
-                if at_work.load(Ordering::Relaxed) && !stop.is_stopped() {
-                    stop.stop();
-                } else {
-                    std::process::exit(130);
-                }
+        signals.watch(move |caught| {
+            if caught.kill {
+                std::process::exit(143);
             }
+            if !at_work.load(Ordering::Relaxed) || stop.is_stopped() {
+                std::process::exit(130);
+            }
+            stop.stop();
         });
         Ok(Interrupts { busy })
     }

@@ -3,19 +3,19 @@
 
 use spanker_bench::gpu::{GpuReport, profile_gpus};
 use spanker_cuda::{CudaCard, Figure};
+use spanker_engine::files;
 use spanker_topology::{BytesPerSecond, Seconds};
 
 use super::Args;
-use crate::{Usage, output};
-use spanker_engine::files;
+use crate::{output, refuse};
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     if args.cards.is_some() {
-        return Err(Usage("--cards is for --fabric cards: GPUs are all measured".into()).into());
+        return refuse("--cards is for --fabric cards: GPUs are all measured");
     }
     let found = profile_gpus(args.gpus, args.save.is_some(), output::progress);
     output::progress_done();
-    let (report, profile) = found.map_err(crate::bench::failure)?;
+    let (report, profile) = found?;
     if let (Some(path), Some(profile)) = (&args.save, profile) {
         files::write(path, profile.to_toml())?;
     }
@@ -27,15 +27,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn show(report: &GpuReport, args: &Args) -> anyhow::Result<()> {
     let driver = report.driver.as_ref().map_or_else(String::new, |driver| format!(" ({driver})"));
-    output::line(&format!("CUDA {}{driver}", report.cuda))?;
+    say!("CUDA {}{driver}", report.cuda)?;
     for card in &report.cards {
         output::line(&describe(card))?;
     }
     for note in &report.notes {
-        output::line(&format!("note: {note}"))?;
+        say!("note: {note}")?;
     }
     for probe in &report.gpus {
-        output::line(&format!("\nGPU {} ({}):", probe.gpu, probe.name))?;
+        say!("\nGPU {} ({}):", probe.gpu, probe.name)?;
         let mut rows: Vec<Vec<String>> = [
             ("copy (read + write)", &probe.copy),
             ("read", &probe.read),
@@ -53,19 +53,19 @@ fn show(report: &GpuReport, args: &Args) -> anyhow::Result<()> {
         ] {
             rows.push(vec![name.into(), Seconds(seconds).to_string(), String::new()]);
         }
-        output::line(&output::table(&HEADER, rows, &["median"]))?;
+        output::table(&HEADER, rows, &["median"])?;
     }
     for peer in &report.peers {
         let way = if peer.direct { "direct" } else { "through the host" };
         let latency = Seconds(peer.latency_seconds).to_string();
-        output::line(&format!("\nGPU {} -> {} ({way}), latency {latency}", peer.from, peer.to))?;
-        output::line(&output::table(&HEADER, vec![rate("copy", &peer.copy)], &["median"]))?;
+        say!("\nGPU {} -> {} ({way}), latency {latency}", peer.from, peer.to)?;
+        output::table(&HEADER, vec![rate("copy", &peer.copy)], &["median"])?;
     }
     match &args.save {
-        Some(path) => output::line(&format!(
+        Some(path) => say!(
             "\nthe profile is in {path}: spanker plan llama-2-7b --profile {path} --cards 1",
             path = path.display()
-        )),
+        ),
         None => Ok(()),
     }
 }

@@ -2,24 +2,17 @@
 //! `spanker probe --fabric inproc`, `mpi` and `tcp`: what a card that is a thread, a process or a machine takes for each kind of
 //! operator of a model, measured, as a table and as a profile.
 
+use spanker_engine::{Fabric, Freshness, files};
 use spanker_topology::{BytesPerSecond, OperatorKind, OperatorRate, Profile};
 
-use spanker_engine::Freshness;
-
 use super::Args;
-use crate::llm::{self, FabricKind};
-use crate::output;
-use spanker_engine::files;
+use crate::{llm, output};
 
 /// The model that is measured with where no flag names one.
 const USUAL_MODEL: &str = "smollm2-135m";
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let fabric = match args.fabric.as_str() {
-        "mpi" => FabricKind::Mpi,
-        "tcp" => FabricKind::Tcp,
-        _ => FabricKind::Inproc,
-    };
+    let fabric = args.fabric;
     let usual = llm::Args::usual(args.model.as_deref().unwrap_or(USUAL_MODEL));
     let workers = args.workers.clone();
     let named = llm::Args { threads: args.threads, fabric: Some(fabric), workers, ..usual };
@@ -28,7 +21,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let request = place.request(1, 1);
         let cluster = place.host.cluster(&place.model, &request, &layout, Freshness::Now)?;
         // Machines that differ have profiles of their own; that of this one is saved.
-        let others = if fabric == FabricKind::Tcp { 1..cluster.cards() } else { 0..0 };
+        let others = if fabric == Fabric::Tcp { 1..cluster.cards() } else { 0..0 };
         show(args, cluster.profile(0))?;
         others.into_iter().try_for_each(|card| describe(args, cluster.profile(card)))
     })
@@ -40,7 +33,7 @@ fn show(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     }
     describe(args, profile)?;
     match &args.save {
-        Some(path) if !args.json => output::line(&format!("saved {}", path.display())),
+        Some(path) if !args.json => say!("saved {}", path.display()),
         _ => Ok(()),
     }
 }
@@ -49,19 +42,19 @@ fn describe(args: &Args, profile: &Profile) -> anyhow::Result<()> {
     if args.json {
         return output::json(profile);
     }
-    output::line(&format!("{}: {}\n", profile.name, profile.summary))?;
+    say!("{}: {}\n", profile.name, profile.summary)?;
     let header = ["operator", "type", "rows", "overhead", "rate"];
     let rows = profile.compute.operators.iter().map(row).collect();
-    output::line(&output::table(&header, rows, &header[2..]))?;
-    output::line(&format!("\na step besides its operators: {}", profile.host.latency.value * 2.0))?;
+    output::table(&header, rows, &header[2..])?;
+    say!("\na step besides its operators: {}", profile.host.latency.value * 2.0)?;
     if let Some(link) = &profile.link {
-        output::line(&format!(
+        say!(
             "an exchange ({}): {} and {} ({})",
             link.exchange.name(),
             link.latency.value,
             link.bandwidth.value,
             link.latency.provenance
-        ))?;
+        )?;
     }
     Ok(())
 }

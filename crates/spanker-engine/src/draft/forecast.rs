@@ -2,12 +2,13 @@
 //! What guesses will gain, before anything runs: for an acceptance that is assumed, or for a text that is there already, over
 //! which the same choices are made as in a run.
 
+use serde::Serialize;
 use spanker_plan::{Plan, Reach, StepPrices};
 
 use super::{DraftCounts, Drafter, MOST_GUESSES, lengths};
 
 /// What guesses will gain.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DraftForecast {
     /// Guesses of a step, in the mean.
     pub length: f64,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What came of a job: how much each backend did, what went wrong, and how far it was from the ideal time.
 
+mod lines;
+
 use std::ops::Range;
 
 use serde::{Serialize, Serializer};
@@ -12,6 +14,8 @@ use super::backends::BackendKind;
 use super::expected::Expected;
 use super::questions::PromptAnswer;
 use super::request::PreparedJob;
+#[cfg(feature = "mpi")]
+pub(super) use lines::count;
 
 /// Ranges of missing items that are serialized.
 const NAMED: usize = 1000;

@@ -204,6 +204,8 @@ impl JobRequest {
                 "--hot: what an item of --job {job} costs is its own business"
             ));
         }
+        self.check_sizes()?;
+        self.check_times()?;
         let sleep = matches!(self.workload, Workload::Sleep { .. });
         if self.item_time.is_some() && !sleep && !self.simulate {
             return refused(format!(
@@ -211,6 +213,44 @@ impl JobRequest {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses sizes that no job has.
+    fn check_sizes(&self) -> Result<()> {
+        let refused = |what: String| Err(EngineError::request(what));
+        match &self.workload {
+            Workload::Matmul { k, .. } if *k == 0 || !k.is_multiple_of(QK_K) => {
+                refused(format!("--k {k}: expected a positive multiple of {QK_K}"))
+            }
+            Workload::Matmul { n, .. } if n.checked_mul(4).is_none_or(|bytes| bytes == 0) => {
+                refused(format!("--n {n}: expected a number of rows above zero"))
+            }
+            Workload::Prompts { tokens: 0, .. } => {
+                refused("--tokens 0: an answer has at least one token".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses times that no run could keep to.
+    fn check_times(&self) -> Result<()> {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let Options { cap, lease, patience, .. } = self.options;
+        let item_time = self.item_time.unwrap_or(HOUR);
+        let times = [
+            ("--cap", cap, Duration::from_micros(10), HOUR),
+            ("--lease", lease, Duration::from_millis(1), HOUR),
+            ("--patience", patience, lease, 24 * HOUR),
+            ("--launch", self.launch, Duration::ZERO, Duration::from_secs(60)),
+            ("--item-time", item_time, Duration::from_nanos(1), HOUR),
+        ];
+        match times.into_iter().find(|(_, time, least, most)| !(least..=most).contains(&time)) {
+            None => Ok(()),
+            Some((flag, time, least, most)) => {
+                let what = format!("{flag} {time:?}: expected {least:?} to {most:?}");
+                Err(EngineError::request(what))
+            }
+        }
     }
 
     /// What goes wrong with each of the backends of these names, in order of time.

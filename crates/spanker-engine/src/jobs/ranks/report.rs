@@ -4,7 +4,7 @@
 use serde::Serialize;
 use spanker_fabric_mpi::World;
 
-use super::super::report::JobTotals;
+use super::super::report::{JobTotals, count};
 use super::super::request::PreparedJob;
 use super::super::simulated::ideal;
 use super::window::{RankStats, STOPPED, Snapshot};
@@ -141,6 +141,26 @@ impl RankReport {
         }
     }
 
+    /// The job, its size and who did it.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let title = self.totals.title(&count(self.ranks.len(), "rank"));
+        format!("{title}, {}", self.library)
+    }
+
+    /// How far the job was from the ideal time, what claims took, and what was counted.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let ClaimTrips { claims, claim_us, claim_us_min } = self.trips;
+        let claims = count(usize::try_from(claims).unwrap_or(usize::MAX), "claim");
+        let bare = self.claim_us_bare;
+        let trips = format!(
+            "{claims} of one round trip: {claim_us:.1} us in the mean, {claim_us_min:.1} us the shortest, \
+             {bare:.1} us before the start"
+        );
+        vec![self.totals.efficiency_line(), trips, self.totals.counts_line()]
+    }
+
     /// What went wrong, if something did.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
@@ -148,7 +168,7 @@ impl RankReport {
             let RankShare { backend, state, .. } = share;
             (state != "ok").then(|| format!("rank {rank} ({backend}) {state}"))
         };
-        let JobTotals { items, done, lost, duplicated, wrong_bytes, ref missing, .. } = self.totals;
+        let JobTotals { items, done, lost, ref missing, .. } = self.totals;
         let troubles: Vec<String> = self.ranks.iter().enumerate().filter_map(bad).collect();
         if !troubles.is_empty() || lost > 0 {
             let mut text = troubles.join(", ");
@@ -163,11 +183,6 @@ impl RankReport {
             }
             return Some(text);
         }
-        let many = |number: usize| if number == 1 { "" } else { "s" };
-        match (duplicated, wrong_bytes) {
-            (twice @ 1.., _) => Some(format!("{twice} item{} done twice", many(twice))),
-            (_, Some(wrong @ 1..)) => Some(format!("{wrong} byte{} wrong", many(wrong))),
-            _ => None,
-        }
+        self.totals.wrong()
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes wrong, as the command line says it: `emul1@0.5s`, `emul1@0.5s+2s`, `emul1*4@0.5s`; and which items cost more.
+//! What is made to go wrong with a job, as text: `emul1@0.5s`, `emul1@0.5s+2s`, `emul1*4@0.5s`; and which items cost more.
+//! Nothing runs here.
 
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
@@ -8,37 +9,49 @@ use spanker_steal::{Fault, Trouble};
 use spanker_topology::Seconds;
 
 /// A backend's name, and what goes wrong with it.
-pub(super) type Named = (String, Fault);
+pub type Named = (String, Fault);
 /// A part of the job, and how many times as much its items cost.
-pub(super) type Hot = (Range<f64>, f64);
+pub type Hot = (Range<f64>, f64);
 
 /// How many times as long things may take.
 const FACTORS: RangeInclusive<f64> = 1.0..=1e6;
 /// The factor of a backend that is slow, unless there is another.
 const SLOW: f64 = 4.0;
 
-/// Reads `emul1` and `emul1@0.5s`.
-pub(super) fn kill(text: &str) -> Result<Named, String> {
+/// A backend that dies: `emul1` and `emul1@0.5s`.
+///
+/// # Errors
+/// What was expected instead.
+pub fn kill(text: &str) -> Result<Named, String> {
     let (backend, at) = named(text, "emul1 or emul1@0.5s")?;
     Ok((backend, Fault { at, trouble: Trouble::Kill }))
 }
 
-/// The same.
-pub(super) fn corrupt(text: &str) -> Result<Named, String> {
+/// The same for a backend that computes wrong bytes.
+///
+/// # Errors
+/// What was expected instead.
+pub fn corrupt(text: &str) -> Result<Named, String> {
     let (backend, fault) = kill(text)?;
     Ok((backend, Fault { trouble: Trouble::Corrupt, ..fault }))
 }
 
-/// Reads `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
-pub(super) fn hang(text: &str) -> Result<Named, String> {
+/// A backend that hangs: `emul1`, `emul1@0.5s` and `emul1@0.5s+2s`.
+///
+/// # Errors
+/// What was expected instead.
+pub fn hang(text: &str) -> Result<Named, String> {
     let (text, lasts) = cut(text, &['+']);
     let trouble = Trouble::Hang(lasts.map(time).transpose()?);
     let (backend, at) = named(text, "emul1, emul1@0.5s or emul1@0.5s+2s")?;
     Ok((backend, Fault { at, trouble }))
 }
 
-/// Reads `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
-pub(super) fn slow(text: &str) -> Result<Named, String> {
+/// A backend that slows down: `emul1`, `emul1*4`, `emul1@0.5s`, `emul1*4@0.5s`, `emul1@0.5s*4` and `emul1@0.5s:4x`.
+///
+/// # Errors
+/// What was expected instead.
+pub fn slow(text: &str) -> Result<Named, String> {
     let (before, after) = cut(text, &['@']);
     let (name, first) = cut(before, &['*', ':']);
     let (at, second) = after.map_or(("0", None), |after| cut(after, &['*', ':']));
@@ -64,8 +77,11 @@ fn named(text: &str, like: &str) -> Result<(String, Duration), String> {
     Ok((name.to_owned(), at.map_or(Ok(Duration::ZERO), time)?))
 }
 
-/// Reads a time.
-pub(super) fn time(text: &str) -> Result<Duration, String> {
+/// A time that may be any.
+///
+/// # Errors
+/// What was expected instead.
+pub fn time(text: &str) -> Result<Duration, String> {
     let seconds: Seconds = text.parse().map_err(|error| format!("{error}"))?;
     Duration::try_from_secs_f64(seconds.0).map_err(|_| format!("'{text}' is no time"))
 }
@@ -79,8 +95,11 @@ fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads `0.9..1.0*10`.
-pub(super) fn hot(text: &str) -> Result<Hot, String> {
+/// A part of the items that cost more: `0.9..1.0*10`.
+///
+/// # Errors
+/// What was expected instead.
+pub fn hot(text: &str) -> Result<Hot, String> {
     let bad = || format!("'{text}' is not like 0.9..1.0*10, with parts of the job from 0 to 1");
     let (part, word) = text.split_once('*').ok_or_else(bad)?;
     let (start, end) = part.split_once("..").ok_or_else(bad)?;
@@ -91,6 +110,19 @@ pub(super) fn hot(text: &str) -> Result<Hot, String> {
     } else {
         Err(bad())
     }
+}
+
+/// A number of items: `1000000`, `1_000_000` and `1M`.
+///
+/// # Errors
+/// What was expected instead.
+pub fn items(text: &str) -> Result<usize, String> {
+    let bad = || format!("'{text}': expected a number of items above zero, as in 1000000 or 1M");
+    let units = [("k", 1000), ("M", 1_000_000), ("G", 1_000_000_000)];
+    let unit = units.into_iter().find(|(unit, _)| text.ends_with(unit));
+    let digits = unit.map_or(text, |(unit, _)| text.trim_end_matches(unit)).replace('_', "");
+    let count = digits.parse::<usize>().map_err(|_| bad())?;
+    count.checked_mul(unit.map_or(1, |(_, unit)| unit)).filter(|count| *count > 0).ok_or_else(bad)
 }
 
 #[cfg(test)]
@@ -145,6 +177,18 @@ mod tests {
         for bad in ["", "0.9..1.0", "1..0*2", "-1..1*2", "0..2*2", "nan..1*2", "0..1*0", "0..1*nan"]
         {
             assert!(hot(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn items_are_read_with_and_without_units() {
+        assert_eq!(items("1000000"), Ok(1_000_000));
+        assert_eq!(items("1_000"), Ok(1000));
+        assert_eq!((items("3k"), items("2M")), (Ok(3000), Ok(2_000_000)));
+        for bad in
+            ["", "0", "0M", "-1", "1.5", "M", "nan", "99999999999999999999", "99999999999999G"]
+        {
+            assert!(items(bad).is_err(), "{bad}");
         }
     }
 }

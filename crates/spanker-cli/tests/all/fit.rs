@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker fit` and `spanker predict` as a user runs them, over published measurements.
 
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::fs;
 
 use serde_json::Value;
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 fn error_of(report: &Value, field: &str, measured: f64) -> f64 {
     let (low, high) = (number(report, "low"), number(report, "high"));

@@ -2,10 +2,6 @@
 //! `spanker twin` as a user runs it, and everything that can end before its time. Whatever ends, nothing
 //! is left: no process, no socket, no file.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/place.rs"]
-mod place;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -16,7 +12,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use place::{Place, SOON, pid, signal, within};
+use crate::place::{Place, SOON, pid, signal, within};
 
 #[test]
 fn twin_that_is_up_answers_and_is_gone_after_down() {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker eval` as a user runs it: figures, runs that are ended and go on, exit codes.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 /// A tiny model `m.gguf`, and so many items.
 fn scratch(items: usize) -> Scratch {

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workers as people start them: two processes on this machine, a leader, and what goes wrong between them.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
-use scratch::Scratch;
 use serde_json::Value;
 
 const MODEL: &str = "synth llama --layers 4 --hidden 128 --heads 4 --kv-heads 4 --ffn 192 --vocab 300 --context 2048 \

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// A list of sizes in bytes, never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sizes(pub(crate) Vec<usize>);
+pub struct Sizes(pub Vec<usize>);
 
 impl FromStr for Sizes {
     type Err = String;
@@ -30,7 +30,10 @@ impl FromStr for Sizes {
 }
 
 /// A number of bytes with an optional binary suffix.
-pub(crate) fn bytes(text: &str) -> Result<usize, String> {
+///
+/// # Errors
+/// What is wrong with the text, which it names.
+pub fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let suffix = text[digits.len()..].to_ascii_uppercase();
@@ -51,8 +54,9 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A size as the table shows it: the largest binary unit that divides it.
-pub(crate) fn human(bytes: usize) -> String {
+/// A size as tables show it: the largest binary unit that divides it.
+#[must_use]
+pub fn human(bytes: usize) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit =
         units.iter().find(|(shift, _)| bytes >= 1 << shift && bytes.is_multiple_of(1 << shift));

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker compare` as a user runs it: the table, JSON, files that are no traces, exit codes.
 
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use serde_json::Value;
 use spanker_plan::{Activity, Label, Mark, Origin, Parts, Trace, perfetto_of_both};
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 /// Two cards, each of which has half of a product, and then they exchange. Card 1's memory takes `slow` times as
 /// long.

@@ -2,14 +2,10 @@
 //! `spanker report` and `--report` as a user runs them: pages with the numbers of the commands, and files that are none.
 //! What pages look like is seen in a browser (`scripts/check-page`).
 
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use serde_json::Value;
 use spanker_plan::{Origin, Trace};
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 const PLAN: &str = "plan tinyllama-1.1b --profile rev-a --cards 3 --topology ring";
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker cards`, `probe`, `bench --fabric cards` and `flight` on emulated cards, well and dead.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/place.rs"]
-mod place;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Output, Stdio};
@@ -18,7 +14,7 @@ use spanker_fabric::device::Deadline;
 use spanker_runtime::message::{Parsed, head, parse};
 use spanker_runtime::{SpankerControl, abi};
 
-use place::{Place, SOON, pid, signal, within};
+use crate::place::{Place, SOON, pid, signal, within};
 
 fn run(mut command: Command) -> Output {
     command.output().expect("the command starts")

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What every command has in common: names that mean one thing, files that are kept, exit codes that survive.
 
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 /// The length of the file that `spanker fetch smollm2-135m` gets: what has it counts as fetched.
 const FETCHED_BYTES: u64 = 98_362_432;

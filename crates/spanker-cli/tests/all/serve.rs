@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker serve` as a user starts and ends it: where it listens, what it refuses, signals.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/place.rs"]
-mod place;
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use place::Place;
+use crate::place::Place;
+use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
-use scratch::Scratch;
 use serde_json::Value;
 
 const MODEL: &str = "synth llama --layers 2 --hidden 64 --heads 2 --kv-heads 2 --ffn 96 --vocab 300 --context 4096 \

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker fetch` and `spanker synth` as a user runs them: files, JSON, exit codes, interrupts.
 
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +13,7 @@ use spanker_model::gguf::{Field, Header, Writer};
 use spanker_model::{Model, Quant};
 use spanker_text::Tokenizer;
 
-use scratch::Scratch;
+use crate::scratch::Scratch;
 
 /// A small model by a line of flags, and the bytes of its file.
 fn synth(scratch: &Scratch, flags: &str) -> Vec<u8> {

@@ -2,10 +2,6 @@
 //! `spanker run`, `chat` and `verify` as a user runs them on cards that are threads: text, reports, JSON,
 //! traces, exit codes.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::fs;
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -14,7 +10,7 @@ use serde_json::Value;
 use spanker_model::Quant;
 use spanker_model::gguf::{Field, Header, Writer};
 
-use scratch::{Scratch, number};
+use crate::scratch::{Scratch, number};
 
 /// A model whose heads, rows and blocks no number of cards divides.
 const AWKWARD: &str = "synth llama --layers 2 --hidden 160 --heads 5 --kv-heads 5 --ffn 352 --vocab 300 \

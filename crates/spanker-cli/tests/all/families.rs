@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A tiny model of every family as a user makes, plans, runs and verifies it.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/scratch.rs"]
-mod scratch;
-
-use scratch::Scratch;
+use crate::scratch::Scratch;
 
 /// Families with awkward sizes; windows are shorter than the prompt.
 const FAMILIES: [(&str, &str); 15] = [

@@ -2,21 +2,14 @@
 //! `spanker steal` as a user runs it: bars in virtual time, faults on real threads, JSON, exit codes. No real time
 //! is asserted.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/place.rs"]
-mod place;
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use place::{Place, SOON, within};
-use scratch::{Scratch, number};
+use crate::place::{Place, SOON, within};
+use crate::scratch::{Scratch, number};
 
 /// What a command prints as JSON, whatever its exit code.
 fn object(line: &str, code: i32) -> Value {

@@ -2,17 +2,13 @@
 //! `spanker run` and `verify` on a twin's cards: the text of threads, a card that dies on the way, and one that
 //! computes garbage.
 
-#[allow(dead_code, reason = "every program of tests uses a part of it")]
-#[path = "support/place.rs"]
-mod place;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use place::{Place, signal};
+use crate::place::{Place, signal};
 
 /// A twin of four cards, and a model beside it that no number of cards divides.
 fn twin() -> (Place, PathBuf) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Commands for GPUs on machines that have none: what they refuse, and what they say to do. Where there is a GPU,
 //! `spanker bench all-reduce --fabric cuda --check` is the test.
-#![cfg(feature = "cuda")]
 
 use std::process::{Command, Output};
 

@@ -1,23 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hints name flags that exist: every `hint:` of this crate's and the engine's sources against the flags that the command
-//! has.
+//! Hints name flags that exist: every `hint:` of the sources of the command and of the libraries that it stands on, against the
+//! flags of the command's manual pages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use clap::CommandFactory;
-
-use crate::Cli;
-
-/// All long flags of a command and those below it, with their other names.
-fn flags(command: &clap::Command, found: &mut BTreeSet<String>) {
-    for argument in command.get_arguments() {
-        found.extend(argument.get_long().map(str::to_owned));
-        let others = argument.get_all_aliases().unwrap_or_default();
-        found.extend(others.into_iter().map(str::to_owned));
+/// The long flags of each command, those of the commands below it included; of all of them under an empty name.
+fn flags() -> BTreeMap<String, BTreeSet<String>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spanker"));
+    let written = command.args(["man", "--out"]).arg(folder.path()).output().expect("it starts");
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for page in fs::read_dir(folder.path()).expect("pages").map(|page| page.expect("a page")) {
+        let name = page.file_name().to_string_lossy().into_owned();
+        let command = name.split(['-', '.']).nth(1).unwrap_or_default().to_owned();
+        let text = fs::read_to_string(page.path()).expect("a page").replace("\\-", "-");
+        for line in text.lines().filter(|line| line.starts_with("\\fB-")) {
+            let flags = line.split("\\fB--").skip(1).filter_map(|rest| rest.split('\\').next());
+            let flags: Vec<String> = flags.map(str::to_owned).collect();
+            found.entry(String::new()).or_default().extend(flags.iter().cloned());
+            found.entry(command.clone()).or_default().extend(flags);
+        }
     }
-    command.get_subcommands().for_each(|below| flags(below, found));
+    found
 }
 
 /// The long flags in a text, and the command that they are given to, where the text says so.
@@ -55,24 +63,13 @@ fn hints(source: &str) -> Vec<String> {
 }
 
 /// What is wrong with the hints of a source.
-fn wrong(source: &str) -> Vec<String> {
-    let all = Cli::command();
-    let mut anywhere = BTreeSet::new();
-    flags(&all, &mut anywhere);
+fn wrong(flags: &BTreeMap<String, BTreeSet<String>>, source: &str) -> Vec<String> {
     let mut found = Vec::new();
     for hint in hints(source) {
         for (command, flag) in named(&hint) {
-            let below = command.as_deref().and_then(|name| all.find_subcommand(name));
-            let exists = match (command.as_deref(), below) {
-                (Some("cargo"), _) => true,
-                (_, Some(below)) => {
-                    let mut own = BTreeSet::new();
-                    flags(below, &mut own);
-                    own.contains(&flag)
-                }
-                _ => anywhere.contains(&flag),
-            };
-            if !exists {
+            let command = command.unwrap_or_default();
+            let known = flags.get(&command).or_else(|| flags.get(""));
+            if command != "cargo" && !known.is_some_and(|known| known.contains(&flag)) {
                 found.push(format!("--{flag} in '{hint}'"));
             }
         }
@@ -84,7 +81,7 @@ fn sources(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() {
             sources(&entry, found);
-        } else if entry.file_name().is_some_and(|name| name != "hints.rs") {
+        } else if entry.extension().is_some_and(|name| name == "rs") {
             found.push(fs::read_to_string(&entry).unwrap());
         }
     }
@@ -93,20 +90,23 @@ fn sources(folder: &Path, found: &mut Vec<String>) {
 #[test]
 fn hints_name_flags_that_exist() {
     let mut all = Vec::new();
-    for folder in ["src", "../spanker-engine/src"] {
+    for folder in ["src", "../spanker-bench/src", "../spanker-engine/src"] {
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut all);
     }
     let count: usize = all.iter().map(|source| hints(source).len()).sum();
     assert!(count > 20, "{count} hints were found");
-    let bad: Vec<String> = all.iter().flat_map(|source| wrong(source)).collect();
+    let flags = flags();
+    let bad: Vec<String> = all.iter().flat_map(|source| wrong(&flags, source)).collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }
 
 #[test]
 fn hints_with_flags_that_do_not_exist_are_found() {
+    let flags = flags();
     let bad = wrong(
+        &flags,
         "bail!(\"x\\nhint: give more with --ctx-sise, or --seed 1, or spanker plan --seed 1\")",
     );
     assert_eq!(bad.len(), 2, "{bad:?}");
-    assert!(wrong("\"hint: --ctx-size 5, or 'cargo build --features x'\"").is_empty());
+    assert!(wrong(&flags, "\"hint: --ctx-size 5, or 'cargo build --features x'\"").is_empty());
 }

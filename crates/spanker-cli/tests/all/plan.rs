@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `spanker plan`, `simulate` and `profiles` as a user runs them: numbers, JSON, files, exit codes.
 
-#[path = "support/gguf.rs"]
-mod gguf;
-#[allow(dead_code)]
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use serde_json::{Value, json};
 
-use gguf::Gguf;
-use scratch::{Scratch, number};
+use crate::gguf::Gguf;
+use crate::scratch::{Scratch, number};
 
 /// The best candidate of `spanker plan`.
 fn best_of(scratch: &Scratch, line: &str) -> Value {
@@ -184,7 +178,7 @@ fn a_card_that_hurts_is_left_out_and_named() {
     let text = scratch.text(&format!("plan {line}"));
     assert!(text.contains("would not help: cards [2]"), "{text}");
     // Links that take longer than they save leave one card.
-    let profile = include_str!("../../spanker-topology/profiles/rev-a.toml");
+    let profile = include_str!("../../../spanker-topology/profiles/rev-a.toml");
     scratch.put("far.toml", profile.replacen("\"2 us\"", "\"500 ms\"", 1).as_bytes());
     let alone = best_of(&scratch, "tinyllama-1.1b --profile far.toml --cards 4");
     assert_eq!((&alone["strategy"], &alone["cards"]), (&json!("one-card"), &json!(1)));
@@ -263,7 +257,7 @@ fn cluster_files_describe_cards_links_and_what_they_share() {
     let shared = "cards = [{ profile = 'rev-a', count = 3 }]
 [[links]]\nbetween = [0, 1]\nshared = 'b'\n[[links]]\nbetween = [1, 2]\nshared = 'b'
 [[shared]]\nname = 'b'\nbandwidth = '20 MB/s'\n";
-    let own = include_str!("../../spanker-topology/profiles/rev-a.toml");
+    let own = include_str!("../../../spanker-topology/profiles/rev-a.toml");
     let scratch = Scratch::new(&[
         ("line.toml", LINE_OF_THREE),
         ("in/mixed.toml", mixed),
@@ -555,7 +549,7 @@ fn bad_requests_exit_with_2_and_name_the_value() {
         ("--prompt 5000", "prompt of 5000"),
         ("--at 2048", "position 2048"),
         ("--kv q4_1", "q4_1"),
-        ("--kv f32", "expected f16, q8_0 or q4_0"),
+        ("--kv f32", "expected one of: f16, q8_0, q4_0"),
         ("--quant q9_z", "q9_z"),
         ("--objective fast", "fast"),
         ("--topology torus", "torus"),
@@ -602,7 +596,7 @@ fn bad_requests_exit_with_2_and_name_the_value() {
 fn cluster_files_and_profiles_that_make_no_sense_are_refused_by_name() {
     let two = "cards = [{ profile = 'rev-a', count = 2 }]\n";
     let link = |rest: &str| format!("{two}[[links]]\n{rest}\n");
-    let profile = include_str!("../../spanker-topology/profiles/rev-a.toml");
+    let profile = include_str!("../../../spanker-topology/profiles/rev-a.toml");
     let scratch = Scratch::new(&[]);
     for (text, named) in [
         (String::new(), "cards"),
@@ -645,7 +639,7 @@ fn cluster_files_and_profiles_that_make_no_sense_are_refused_by_name() {
 
 #[test]
 fn a_profile_without_latency_has_a_band_all_the_same() {
-    let profile = include_str!("../../spanker-topology/profiles/rev-a.toml");
+    let profile = include_str!("../../../spanker-topology/profiles/rev-a.toml");
     let scratch = Scratch::new(&[("own.toml", &profile.replacen("\"2 us\"", "\"0 us\"", 1))]);
     let report = scratch.json("plan tinyllama-1.1b --profile own.toml --cards 4");
     let explained = &report["explanation"];
