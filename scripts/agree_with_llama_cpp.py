@@ -1,34 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The tables of scripts/agree-with-llama-cpp: every prompt is printed, whether or not it agrees."""
-import json
 import os
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 from llama_cpp import Llama
+from llama_cpp_prompts import PROMPTS, TOKENS, spanker_json
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../crates/spanker-llm/tests/oracle"))
 from oracle import Oracle  # noqa: E402
 
-PROMPTS = [
-    "The capital of France is",
-    "Once upon a time, in a land far away",
-    "def fibonacci(n):\n    ",
-    "Water boils at a temperature of",
-    "The three primary colours are",
-    "The quick brown fox jumps over",
-    "To make a cup of tea, first",
-    "The largest planet in our solar system is",
-    "1, 2, 3, 4, 5,",
-    "In 1969, the first humans",
-    "Photosynthesis is the process by which",
-    "The opposite of hot is",
-]
-TOKENS = 16
+# Prompts after which all tokens agree, at least.
 NEEDED = 5
 
 
@@ -36,10 +21,7 @@ def ours(spanker, model, prompt, folder):
     path = os.path.join(folder, "logits")
     command = [spanker, "run", "-m", model, "-p", prompt, "-n", str(TOKENS), "--temp", "0", "--ignore-eos", "--json",
                "--logits", path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{prompt!r}: {done.stderr}")
-    report = json.loads(done.stdout)
+    report = spanker_json(command)
     return np.fromfile(path, dtype="<f4"), report["tokens"], report["prompt"]["tokens"]
 
 

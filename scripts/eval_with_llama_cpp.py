@@ -5,36 +5,14 @@ items, with keys and values as f16, q8_0 and q4_0 here; and the first greedy tok
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 from llama_cpp_library import Model
+from llama_cpp_prompts import PROMPTS, TOKENS, spanker_json
 
-PROMPTS = [
-    "The capital of France is",
-    "Once upon a time, in a land far away",
-    "def fibonacci(n):\n    ",
-    "Water boils at a temperature of",
-    "The three primary colours are",
-    "The quick brown fox jumps over",
-    "To make a cup of tea, first",
-    "The largest planet in our solar system is",
-    "1, 2, 3, 4, 5,",
-    "In 1969, the first humans",
-    "Photosynthesis is the process by which",
-    "The opposite of hot is",
-]
-TOKENS = 16
 CONTEXT = 512
-
-
-def spanker_json(command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{command}: {done.stderr}")
-    return json.loads(done.stdout)
 
 
 def ours(spanker, model, items, limit, kv):

@@ -52,15 +52,8 @@ impl ClusterArgs {
     }
 }
 
-/// Some kinds of cards, wired as their profile says.
-pub(crate) fn of(profile: &str, cards: Option<usize>) -> anyhow::Result<Cluster> {
-    let profiles = profile.to_owned();
-    let spec =
-        ClusterSpec { profiles, cards, topology: None, file: None, card_fit: None, link_fit: None };
-    build(&spec)
-}
-
-fn build(spec: &ClusterSpec) -> anyhow::Result<Cluster> {
+/// The cluster of a description; what is assumed about it is said.
+pub(crate) fn build(spec: &ClusterSpec) -> anyhow::Result<Cluster> {
     let (cluster, notes) = spec.build()?;
     notes.iter().for_each(output::note);
     Ok(cluster)

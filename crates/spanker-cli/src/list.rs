@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use spanker_engine::{FitPlace, Listed, list_models};
+use spanker_engine::{ClusterSpec, FitPlace, Listed, list_models};
 use spanker_model::Quant;
 
 use crate::{cluster, output};
@@ -51,8 +51,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let place = match (args.fit, &args.profile) {
         (false, _) => None,
         (true, Some(profile)) => {
-            let cluster = cluster::of(profile, args.cards)?;
-            Some(FitPlace::Cards(Box::new(cluster)))
+            let profiles = profile.clone();
+            let spec = ClusterSpec { profiles, cards: args.cards, ..ClusterSpec::default() };
+            Some(FitPlace::Cards(Box::new(cluster::build(&spec)?)))
         }
         (true, None) => {
             output::progress("measuring this machine's memory");

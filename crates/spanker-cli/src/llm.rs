@@ -20,7 +20,7 @@ use crate::{output, refuse, usage};
 const MOST_PLAN: u64 = 256 << 20;
 
 /// What flags mean for cards of one kind.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Takes {
     /// The work of a card is shared by threads that `--threads` counts.
     pub(crate) threads: bool,
@@ -38,16 +38,9 @@ pub(crate) struct Takes {
 
 /// What flags mean for cards of a fabric.
 pub(crate) fn takes(fabric: Fabric) -> Takes {
-    let none = Takes {
-        threads: false,
-        audit: true,
-        deadline: false,
-        many_hosts: false,
-        started: false,
-        machines: false,
-    };
+    let none = Takes { audit: true, ..Takes::default() };
     match fabric {
-        Fabric::Inproc => Takes { threads: true, audit: false, many_hosts: true, ..none },
+        Fabric::Inproc => Takes { threads: true, many_hosts: true, ..Takes::default() },
         Fabric::Cards => Takes { deadline: true, ..none },
         Fabric::Cuda => none,
         Fabric::Mpi => {

@@ -14,7 +14,7 @@ use crate::files;
 const MOST_TOML: u64 = 1 << 20;
 
 /// Which cards, how they are wired, and what was measured about them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ClusterSpec {
     /// Kinds of cards: `NAME`, `NAME*COUNT` or `NAME@MEMORY-RATE`, several with commas; a name is built in or the path of
     /// a `.toml` file.

@@ -34,6 +34,23 @@ fn json(place: &Place, line: &str) -> Value {
     serde_json::from_str(&ok(place, &format!("{line} --json")).0).expect("JSON")
 }
 
+/// Runs a command and holds it once there are so many bytes of text, while something is done to the twin: cards change
+/// before the next tokens. What it prints, what it says besides, and its exit code.
+fn disturbed(place: &Place, line: &str, bytes: usize, what: &str) -> (String, String, Option<i32>) {
+    let mut child = place.spanker(line).spawn().expect("the command starts");
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut text = vec![0; bytes];
+    out.read_exact(&mut text).expect("text");
+    let pid = child.id().try_into().expect("a process");
+    signal(pid, Signal::STOP);
+    place.ok(what);
+    signal(pid, Signal::CONT);
+    out.read_to_end(&mut text).expect("text");
+    let output = child.wait_with_output().expect("an end");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    (String::from_utf8_lossy(&text).into_owned(), errors, output.status.code())
+}
+
 fn down(place: &Place) {
     place.ok("down");
     place.assert_nothing_is_left();
@@ -72,20 +89,8 @@ fn card_that_is_killed_in_mid_run_is_named_and_the_text_is_the_same() {
     let run = format!("run -m {} -p hello -n 60 --temp 0 --ignore-eos", model.display());
     let undisturbed = json(&place, &run);
     let line = format!("{run} --fabric cards --split gather --deadline 2s --no-display-prompt");
-    let mut child = place.spanker(&line).spawn().expect("the command starts");
-    // Once there is text, the run is held, so that the card dies before the next tokens.
-    let mut out = child.stdout.take().expect("a pipe");
-    let mut first = [0];
-    out.read_exact(&mut first).expect("text");
-    let pid = child.id().try_into().expect("a process");
-    signal(pid, Signal::STOP);
-    place.ok("kill 2");
-    signal(pid, Signal::CONT);
-    let mut text = first.to_vec();
-    out.read_to_end(&mut text).expect("text");
-    let output = child.wait_with_output().expect("an end");
-    let (text, errors) = (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{errors}");
+    let (text, errors, code) = disturbed(&place, &line, 1, "kill 2");
+    assert_eq!(code, Some(0), "{errors}");
     assert!(errors.contains("card 2") && errors.contains("going on with cards 0,1,3"), "{errors}");
     let expected = undisturbed["text"].as_str().expect("text");
     assert_eq!(text, format!("{expected}\n"));
@@ -121,18 +126,8 @@ fn comparison_after_a_loss_has_a_piece_for_each_layout_and_the_recovery_between_
         model.display(),
         trace.display()
     );
-    let mut child = place.spanker(&line).spawn().expect("the command starts");
-    let mut out = child.stdout.take().expect("a pipe");
-    let mut text = vec![0; 2];
-    out.read_exact(&mut text).expect("text");
-    let pid = child.id().try_into().expect("a process");
-    signal(pid, Signal::STOP);
-    place.ok("kill 2");
-    signal(pid, Signal::CONT);
-    out.read_to_end(&mut text).expect("text");
-    let output = child.wait_with_output().expect("an end");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && !errors.contains("no comparison"), "{errors}");
+    let (_, errors, code) = disturbed(&place, &line, 2, "kill 2");
+    assert!(code == Some(0) && !errors.contains("no comparison"), "{errors}");
     let text = &errors;
     let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what}: {text}"));
     let (first, second, whole) = (
@@ -327,24 +322,10 @@ fn card_that_begins_to_garble_in_mid_run_never_gives_wrong_text_and_success() {
         let line = format!(
             "{run} --fabric cards --cards 3 --split gather --deadline 5s --no-display-prompt {flags}"
         );
-        let mut child = place.spanker(&line).spawn().expect("the command starts");
-        let mut out = child.stdout.take().expect("a pipe");
-        let mut first = [0];
-        out.read_exact(&mut first).expect("text");
-        let pid = child.id().try_into().expect("a process");
-        signal(pid, Signal::STOP);
-        place.ok("garble 2");
-        signal(pid, Signal::CONT);
-        let mut text = first.to_vec();
-        out.read_to_end(&mut text).expect("text");
-        let output = child.wait_with_output().expect("an end");
-        let (text, stderr) =
-            (String::from_utf8_lossy(&text), String::from_utf8_lossy(&output.stderr));
+        let (text, stderr, code) = disturbed(&place, &line, 1, "garble 2");
         assert!(stderr.contains("card 2 gives wrong answers"), "{stderr}");
-        match output.status.code() {
-            Some(0) => {
-                assert_eq!(text, format!("{right}\n"), "{flags}");
-            }
+        match code {
+            Some(0) => assert_eq!(text, format!("{right}\n"), "{flags}"),
             Some(1) => assert!(
                 stderr.contains("in the output is wrong") && stderr.contains("--audit 1"),
                 "{stderr}"

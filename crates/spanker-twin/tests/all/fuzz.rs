@@ -33,7 +33,7 @@ impl Drop for Replay {
         let Replay(name, seed) = self;
         if std::thread::panicking() {
             eprintln!(
-                "seed {seed}\nreplay: SPANKER_SEED={seed} cargo test -p spanker-twin --test fuzz {name}"
+                "seed {seed}\nreplay: SPANKER_SEED={seed} cargo test -p spanker-twin --test all {name}"
             );
         }
     }

@@ -2,9 +2,6 @@
 //! Emulated cards in virtual time: what work does to memory, what it costs on the card's clock, and what a
 //! hostile program cannot do.
 
-#[path = "support/ring.rs"]
-mod support;
-
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,7 +11,7 @@ use spanker_runtime::{
 };
 use spanker_twin::Disturbance;
 
-use support::{SECOND, at, ring};
+use crate::support::{SECOND, at, ring};
 
 fn refused<T: std::fmt::Debug>(result: spanker_runtime::Result<T>) -> Errno {
     match result {

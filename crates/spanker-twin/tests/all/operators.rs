@@ -2,9 +2,6 @@
 //! The operators of a model on an emulated card, against the functions that define their bits. Sizes are such
 //! that a card cuts the work into several slices. What is refused and what work costs is in `rules.rs`.
 
-#[path = "support/ring.rs"]
-mod support;
-
 use ggml_spanker::ops::{self, AttendScratch, KvView, Pairs, Queries};
 use ggml_spanker::{
     Gating, Inputs, KV_BLOCK, KvShape, Quant, WEIGHT_TYPES, decode, multiply, quantize,
@@ -14,7 +11,7 @@ use spanker_runtime::{
 };
 use spanker_twin::World;
 
-use support::{SECOND, at, ring};
+use crate::support::{SECOND, at, ring};
 
 /// A card with buffers.
 struct Bench {

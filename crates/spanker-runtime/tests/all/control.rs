@@ -2,9 +2,6 @@
 //! The control handle against files that are no card and against a preloaded fake driver. A real
 //! card is not needed here; `real_card.rs` asks one when it is there.
 
-#[path = "support/cc.rs"]
-mod cc;
-
 use std::env;
 use std::error::Error as _;
 use std::io::ErrorKind;
@@ -12,6 +9,8 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use spanker_runtime::{AbiVersion, Error, SpankerControl};
+
+use crate::cc;
 
 /// Set in the child process that runs under the fake driver.
 const CHILD: &str = "SPANKER_FAKE_CHILD";

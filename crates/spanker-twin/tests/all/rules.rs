@@ -2,9 +2,6 @@
 //! The operators of a model: what a card refuses, what it takes them for on its clock, and that a card that
 //! computes garbage does so in all of them. What they compute is in `operators.rs`.
 
-#[path = "support/ring.rs"]
-mod support;
-
 use nix::errno::Errno;
 use spanker_runtime::{
     Activation, BufferId, Descriptor, Error, Fold, KvCache, Landing, Picks, Place, Scores,
@@ -12,7 +9,7 @@ use spanker_runtime::{
 };
 use spanker_twin::Disturbance;
 
-use support::{SECOND, at, ring};
+use crate::support::{SECOND, at, ring};
 
 /// Bytes of the buffers of these tests.
 const SIZE: u64 = 1 << 20;

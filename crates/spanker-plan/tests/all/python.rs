@@ -210,7 +210,7 @@ fn grid_has_every_formula_of_both_languages() {
     let name = |point: &Value| point["function"].as_str().expect("a name").to_owned();
     let in_grid: BTreeSet<String> = points.iter().map(name).collect();
 
-    let rust = include_str!("../src/formula.rs");
+    let rust = include_str!("../../src/formula.rs");
     let of_the_link = OF_THE_LINK.map(str::to_owned);
     let in_rust: BTreeSet<String> =
         names_after("pub fn ", rust).into_iter().chain(of_the_link).collect();

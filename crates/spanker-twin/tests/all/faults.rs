@@ -196,7 +196,7 @@ fn runs(from: u64) {
         match run(seed) {
             Ok(what) => *tally.entry(what).or_insert(0u64) += 1,
             Err(wrong) => panic!(
-                "seed {seed}: {wrong}\nreplay: SPANKER_SEED={seed} cargo test -p spanker-twin --test faults one_seed"
+                "seed {seed}: {wrong}\nreplay: SPANKER_SEED={seed} cargo test -p spanker-twin --test all one_seed"
             ),
         }
     }

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What programs and peers that mean no good cannot do to a card, one by one. The fuzzers look for the rest.
 
-#[path = "support/ring.rs"]
-mod support;
-
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,7 +11,7 @@ use spanker_runtime::{
 };
 use spanker_twin::{Disturbance, Pace};
 
-use self::support::{SECOND, at, ring};
+use crate::support::{SECOND, at, ring};
 use spanker_fuzz_targets::pair::{GUARD, Guarded, HOSTILE};
 
 fn fence() -> Descriptor {

@@ -3,7 +3,7 @@
 
 use spanker_link::{Decoded, crc8, decode, encode};
 
-const DOCUMENT: &str = include_str!("../../../docs/link-protocol.md");
+const DOCUMENT: &str = include_str!("../../../../docs/link-protocol.md");
 
 fn bytes(hex: &str) -> Vec<u8> {
     let digits = if hex == "-" { "" } else { hex };
