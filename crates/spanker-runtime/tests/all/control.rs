@@ -32,7 +32,7 @@ fn under_fake_driver(name: &str, errno: Option<Errno>, body: impl FnOnce(&Spanke
     cc::compile("fake_ioctl.c", &fake, &["-shared", "-fPIC"]);
 
     let mut child = Command::new(env::current_exe().expect("this test binary"));
-    child.args(["--exact", name, "--nocapture"]);
+    child.args(["--exact", &format!("control::{name}"), "--nocapture"]);
     child.env(CHILD, &device).env("LD_PRELOAD", &fake);
     if let Some(errno) = errno {
         child.env("SPANKER_FAKE_ERRNO", (errno as i32).to_string());

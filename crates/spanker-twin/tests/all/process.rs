@@ -112,7 +112,7 @@ fn requests_by_ioctl_are_the_same_requests() {
         .expect("a C compiler");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let run = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "requests_by_ioctl_are_the_same_requests", "--nocapture"])
+        .args(["--exact", "process::requests_by_ioctl_are_the_same_requests", "--nocapture"])
         .env(CHILD, &device)
         .env("LD_PRELOAD", &bridge)
         .env("SPANKER_BRIDGE", lone.path())
