@@ -146,6 +146,12 @@ impl BlockPool {
         self.free.len() + self.cached.len()
     }
 
+    /// Blocks in layers with a window that nobody holds.
+    #[cfg(test)]
+    pub(crate) fn windowed_available(&self) -> Option<usize> {
+        self.windows.as_ref().map(super::windows::WindowBlocks::available)
+    }
+
     /// Blocks that are nobody's, and have content.
     pub(crate) fn cached(&self) -> usize {
         self.cached.len()
@@ -204,14 +210,15 @@ impl BlockPool {
         reused.held = self.first_seen(reused.tokens).min(reused.blocks.len());
         for &block in &reused.blocks[reused.held..] {
             let is_there = self.hold(block);
-            debug_assert!(is_there, "what is seen is there");
+            assert!(is_there, "what is seen is there");
         }
         let before = reused.blocks.last().map_or(0, |&last| self.content(last));
         let rest = &tokens[reused.tokens..most];
         if let Some((block, length)) = self.begins_like(before, rest) {
             // The original must not go while the copy is made.
             self.use_again(block);
-            self.hold(block);
+            let is_there = self.hold(block);
+            assert!(is_there, "what is seen is there");
             let needed = KvShape::blocks_for(tokens.len() as u64) as usize - reused.blocks.len();
             let copy = if needed <= self.available() { self.take() } else { None };
             let copy = copy.filter(|&copy| {

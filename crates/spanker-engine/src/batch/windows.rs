@@ -57,8 +57,9 @@ impl WindowBlocks {
 
     /// The block in these layers of one that is held.
     pub(super) fn block(&self, block: u32) -> u32 {
-        debug_assert!(self.holders[block as usize] > 0 && self.has(block));
-        self.own[block as usize].unwrap_or_default()
+        // Any other block is somebody else's.
+        let own = self.own[block as usize].filter(|_| self.holders[block as usize] > 0);
+        own.expect("blocks that a step sees are held")
     }
 
     /// One holder more, with a block in these layers if there is none yet. False where there is none to be had.

@@ -139,15 +139,24 @@ pub(super) fn fitting(
     let one = KvShape::blocks_for(options.context as u64);
     if let Some(bytes) = options.kv_memory {
         // Layers with a window may have blocks of their own, of which there are not so many.
-        let kept = |blocks| request(options, 0.0, Some(blocks)).kv_bytes(shape);
-        let (mut blocks, mut more) = (0, bytes / (kept(1) / shape.layers.len() as u64).max(1) + 1);
-        while more - blocks > 1 {
-            let middle = blocks.midpoint(more);
-            if kept(middle) <= bytes { blocks = middle } else { more = middle }
-        }
+        let kept = |copies: u64, blocks| {
+            let all = request(options, 0.0, Some(blocks));
+            let sequences = all.sequences.div_ceil(copies);
+            copies * Request { sequences, ..all }.kv_bytes(shape)
+        };
+        let most = |copies: u64| {
+            let each = (kept(copies, 1) / shape.layers.len() as u64).max(1);
+            let (mut blocks, mut more) = (0, bytes / each + 1);
+            while more - blocks > 1 {
+                let middle = blocks.midpoint(more);
+                *(if kept(copies, middle) <= bytes { &mut blocks } else { &mut more }) = middle;
+            }
+            blocks
+        };
+        let blocks = most(1);
         if blocks < one {
             let context = options.context;
-            let needed = kept(one);
+            let needed = kept(1, one);
             return Err(EngineError::request(format!(
                 "--kv-memory {bytes}: a context of {context} tokens takes {needed} bytes"
             )));
@@ -155,7 +164,7 @@ pub(super) fn fitting(
         let plan = plan(Some(blocks))?;
         // Copies of the model share the memory; a context has to fit into each.
         let copies = plan.layout.replicas.len().max(1) as u64;
-        let blocks = Some((blocks / copies).max(one));
+        let blocks = Some(most(copies).max(one));
         let Plan { model, cluster, request, layout, .. } = plan;
         return Ok(Plan::new(model, cluster, Request { blocks, ..request }, layout)?);
     }

@@ -272,6 +272,8 @@ proptest! {
         }
         prop_assert_eq!(world.schedule.counts(), (0, 0));
         prop_assert_eq!(world.schedule.pool().available(), blocks, "no block is lost");
+        let all = windows.map(|cache| cache.blocks as usize);
+        prop_assert_eq!(world.schedule.pool().windowed_available(), all);
     }
 
     #[test]
@@ -300,6 +302,9 @@ proptest! {
                         world.schedule.add(id, tokens, reuses);
                     }
                     world.cards.blocks = vec![[1; 64]; blocks];
+                    if let Some((_, windowed)) = &mut world.cards.windowed {
+                        windowed.fill([1; 64]);
+                    }
                 }
                 _ if world.under_way.len() < depth => drop(world.begin(budget)),
                 _ => world.end(&lives),
@@ -313,6 +318,8 @@ proptest! {
         }
         prop_assert_eq!(world.schedule.counts(), (0, 0));
         prop_assert_eq!(world.schedule.pool().available(), blocks);
+        let all = windows.map(|cache| cache.blocks as usize);
+        prop_assert_eq!(world.schedule.pool().windowed_available(), all);
     }
 }
 
