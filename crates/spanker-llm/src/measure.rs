@@ -185,7 +185,9 @@ impl Ready {
             prompt: 1,
             kv: Quant::F16,
             batch: batch as u64,
-            guesses: FEW_ROWS as u64 - 1,
+            sequences: FEW_ROWS.min(batch) as u64,
+            // Those of one, which others share.
+            blocks: Some(KvShape::blocks_for(context as u64)),
             ..Request::new(Objective::Latency)
         };
         let refused = |error: &dyn std::fmt::Display| LlmError::plan(error.to_string());
