@@ -47,8 +47,8 @@ pub use machine::{Capture, Captures, Machine, OnMachine, Region, Role, Spent};
 pub use measure::{Measurement, Subject, measure, unmeasured};
 pub use network::{LongRope, Network, Rope};
 pub use ranks::{
-    CHUNK_BYTES, Leader, OnRanks, RankSamples, Store, Worker, chunk_count, chunk_range,
-    fetch_chunks, needed_bytes, reading_time, run_worker, supply_chunks,
+    CHUNK_BYTES, Leader, NeededBytes, OnRanks, RankSamples, Store, Worker, chunk_count,
+    chunk_range, fetch_chunks, needed_bytes, reading_time, run_worker, supply_chunks,
 };
 pub use recorder::Recorder;
 pub use runner::{MemoryUse, Outcome, Output, Part, Runner, Step, Timing};

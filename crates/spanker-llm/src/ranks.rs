@@ -468,6 +468,9 @@ impl<'f, F: DerefMut<Target = Leader<'f>>, B: AsRef<[u8]> + Send + Sync> Runner 
     }
 }
 
+/// A member, and the bytes of a model's file that it needs.
+pub type NeededBytes = (usize, Vec<Range<u64>>);
+
 /// The cards of a plan, each with the bytes of the file that it needs where ranks get them one by one.
 ///
 /// # Errors
@@ -476,7 +479,7 @@ pub fn needed_bytes<B: AsRef<[u8]>>(
     network: &Network<B>,
     plan: &Plan,
     space: (usize, usize),
-) -> Result<Vec<(usize, Vec<Range<u64>>)>, LlmError> {
+) -> Result<Vec<NeededBytes>, LlmError> {
     let planned = planned(network, plan, space, 1, false)?;
     let cards = plan.layout.cards().into_iter();
     let needed = cards.map(|card| Ok((card, card::needed(network, &planned, &|one| one == card)?)));

@@ -149,7 +149,7 @@ impl BlockPool {
     /// Blocks in layers with a window that nobody holds.
     #[cfg(test)]
     pub(crate) fn windowed_available(&self) -> Option<usize> {
-        self.windows.as_ref().map(super::windows::WindowBlocks::available)
+        self.windows.as_ref().map(WindowBlocks::available)
     }
 
     /// Blocks that are nobody's, and have content.

@@ -155,7 +155,7 @@ pub(super) enum Source {
     /// A file of its own.
     File { path: PathBuf, length: u64 },
     /// What came over the network.
-    Copy(Copy),
+    Copy(Box<Copy>),
 }
 
 impl Source {
@@ -238,7 +238,7 @@ pub(super) fn take(fabric: &mut dyn Fabric, shelf: &Shelf) -> Result<Taken, LlmE
             fabric.exchange(call, &[(LEADER, message(&[HAS]))], &[], offer.looked_at())?;
             Source::File { path, length: offer.length }
         }
-        None => Source::Copy(begin(fabric, shelf, &offer)?),
+        None => Source::Copy(Box::new(begin(fabric, shelf, &offer)?)),
     };
     let header = offer.header.unwrap_or(0);
     fetch_chunks(fabric, &source, std::slice::from_ref(&(0..header)), offer.timeout())?;

@@ -323,18 +323,10 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
             Load::new(Kind::Cache, rows, rows * (each + ROW_BYTES), false)
         }
         Work::AttendBlocks { rows, heads, group, offset, cache, ref scores, .. } => {
-            let reach = reach.within(scores.window);
             let (first, behind) = shared_heads(heads, group, offset);
             let kept = 2 * (behind - first) * row_bytes(cache.quant, cache.head_size);
             let each = 2 * heads * cache.head_size;
-            let load = Load::new(Kind::Attention, rows, reach.read.saturating_mul(kept), true);
-            let [macs, single_units] =
-                [reach.seen(), reach.by_single].map(|seen| seen.saturating_mul(each));
-            let load = Load { macs, units: macs, ..load };
-            match (reach.several[0], reach.singles) {
-                (0, 2..) => Load { kind: Kind::ManyAttention, rows: reach.singles, ..load },
-                (_, singles) => Load { rows: reach.longest, single_units, singles, ..load },
-            }
+            attention(rows, [kept, each], &reach.within(scores.window))
         }
         Work::Gate { elements, .. } => Load::new(Kind::Gate, 1, 12 * elements, false),
         Work::Scale { elements, .. } => Load::new(Kind::Gate, 1, 8 * elements, false),
@@ -344,6 +336,20 @@ fn load_of(work: &Work, follows: bool, reach: &Reach) -> Option<Load> {
         }
         ref other => return load_of_experts(other, follows),
     })
+}
+
+/// What attention counts for that reads so many bytes of each position, and multiplies so often for each that a row sees.
+#[inline(always)]
+fn attention(rows: u64, [kept, each]: [u64; 2], reach: &Reach) -> Load {
+    let bytes = reach.read.saturating_mul(kept);
+    let [macs, single_units] =
+        [reach.seen(), reach.by_single].map(|seen| seen.saturating_mul(each));
+    let load = Load::new(OperatorKind::Attention, rows, bytes, true);
+    let load = Load { macs, units: macs, ..load };
+    match (reach.several[0], reach.singles) {
+        (0, 2..) => Load { kind: OperatorKind::ManyAttention, rows: reach.singles, ..load },
+        (_, singles) => Load { rows: reach.longest, single_units, singles, ..load },
+    }
 }
 
 /// The same of mixtures of experts.

@@ -18,7 +18,8 @@ use super::{Change, Emulated, Told, is_possible};
 use crate::Processors;
 
 pub(super) const CONTEXT: usize = 192;
-pub(super) const BATCH: usize = 40;
+/// Rows of a step: more than two tiles.
+pub(super) const BATCH: usize = 136;
 /// Sequences of a step, and blocks of the KV cache.
 const SEQUENCES: u64 = 6;
 const BLOCKS: u64 = 12;
@@ -196,14 +197,20 @@ fn prompts_on_tensor_cores_have_the_bits_of_threads_whatever_their_rows_and_widt
     for (quant, kv) in types.into_iter().zip(KERNEL_KV_TYPES.into_iter().cycle()) {
         let mut both = Both::alone(&llama(quant), kv);
         // Tiles that begin within a block of the cache, and end in another.
-        let tokens: Vec<u32> = (0..90).map(|at| (at * 31 + 5) % 71).collect();
+        let tokens: Vec<u32> = (0..180).map(|at| (at * 31 + 5) % 71).collect();
         let mut past = 0;
-        for count in [40, 17, 33] {
+        for count in [40, 17, 123] {
             let some = &tokens[past..past + count];
-            let part = Part::new(some, past as u64, &[7, 2], Want::Logits);
+            let part = Part::new(some, past as u64, &[7, 2, 5], Want::Logits);
             both.step(&format!("{quant}, {kv}: {count} after {past}"), &Step::of(&[part]));
             past += count;
         }
+        // A tile with the end of one sequence and the start of the next.
+        let parts = [
+            Part::new(&tokens[..100], 0, &[1, 3], Want::Logits),
+            Part::new(&tokens[100..135], 0, &[4], Want::Logits),
+        ];
+        both.step(&format!("{quant}, {kv}: two sequences"), &Step::of(&parts));
     }
     // Widths of an odd number of blocks.
     let recipe = Recipe { tied: true, ..Recipe::llama(Quant::Q4_0, [3, 1, 64], 192, 160) };
