@@ -12,7 +12,7 @@ use super::schedule::{Budget, Schedule, SequenceId, StepParts};
 use crate::draft::{MOST_GUESSES_TOGETHER, lengths};
 
 /// How many times as long a step may take because of a prompt as it takes without.
-const STRETCH: f64 = 1.6;
+const STRETCH: f64 = 2.0;
 /// A part of a prompt goes into every step, however short steps are: at least so many rows.
 const FEWEST_ROWS: usize = 4;
 
