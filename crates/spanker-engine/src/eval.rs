@@ -287,7 +287,7 @@ impl Evaluation {
         self.items.iter().map(|item| item.context.len() / 4).max()
     }
 
-    /// Scores what is left. `watch` is told what was found so far, and says whether to go on.
+    /// Scores what is left. `watch` gets what was found so far, and says whether to go on.
     ///
     /// # Errors
     /// As [`score`], [`EngineError::Io`] for what cannot be kept, [`EngineError::Interrupted`] when `watch` ends it.

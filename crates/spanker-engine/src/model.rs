@@ -110,7 +110,7 @@ impl Model {
         self.shape().context as usize
     }
 
-    /// Tokens that there is room for, as many as usual where nobody says, and those of a prompt that are run together.
+    /// Tokens of a context, as many as usual where nobody says, and those of a prompt that are run together.
     ///
     /// # Errors
     /// [`EngineError::Request`] for none, or for more than the model and plans have.

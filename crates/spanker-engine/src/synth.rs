@@ -53,7 +53,7 @@ pub struct Synthesized {
 }
 
 /// Writes a model with random weights as large as `like` but for `sizes`; the same arguments give the same file. It has its
-/// name when it is complete. `watch` is told how many bytes of how many are done, and says whether to go on.
+/// name when it is complete. `watch` gets how many bytes of how many are done, and says whether to go on.
 ///
 /// # Errors
 /// [`EngineError::Request`] for sizes that no model has or a file that cannot be written, [`EngineError::Io`] while it is

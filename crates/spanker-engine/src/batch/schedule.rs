@@ -414,8 +414,8 @@ impl Schedule {
             if block.is_some_and(|block| self.pool.hold(block)) {
                 member.held.end += 1;
             } else {
-                let room = member.held.end * spanker_model::KV_BLOCK as usize;
-                guesses.truncate(room.saturating_sub(end));
+                let places = member.held.end * spanker_model::KV_BLOCK as usize;
+                guesses.truncate(places.saturating_sub(end));
             }
         }
         guesses

@@ -19,7 +19,7 @@ pub struct WindowCache {
 }
 
 impl WindowCache {
-    /// Of a model with room for so much; nothing where all layers keep all positions, because none has a window, contexts
+    /// Of a model with so much space; nothing where all layers keep all positions, because none has a window, contexts
     /// are no longer than it, or it would take as many blocks.
     #[must_use]
     pub fn of(model: &Model, space: Space) -> Option<WindowCache> {
@@ -28,7 +28,7 @@ impl WindowCache {
             return None;
         }
         let Space { batch, sequences, blocks: all, .. } = space;
-        // A window for each sequence, or for each context that there is room for if these are more: what is known of the
+        // A window for each sequence, or for each context that the blocks hold if these are more: what is known of the
         // beginnings of others would be lost otherwise. And the rows of a step, whichever sequence has them.
         let contexts = all.div_ceil(KvShape::blocks_for(space.context).max(1));
         let each = touched(window) + 1;
